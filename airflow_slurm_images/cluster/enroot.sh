@@ -1,0 +1,194 @@
+# shellcheck shell=bash
+# Everything that calls Enroot: import into a private place, start without anything of the site's or the image's
+# configuration, and the fall-backs between them.
+
+ASI_WORK=''       # the .sqsh being worked on
+ASI_WORK_OWNED='' # set when the job made that file itself
+ASI_ENROOT=''     # version, X.Y.Z
+
+# asi::check_tools - what the work needs, before any byte is moved.
+asi::check_tools() {
+    local tool=''
+    for tool in enroot unsquashfs setsid setpriv timeout stat od awk; do
+        command -v "${tool}" > /dev/null \
+            || asi::fail "${E_TOOL_MISSING}" "'${tool}' is not on the job's PATH (${PATH}) on node ${SLURMD_NODENAME}"
+    done
+    ASI_ENROOT="$(enroot version 2> /dev/null)" || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
+    asi::log "enroot ${ASI_ENROOT} on node ${SLURMD_NODENAME}"
+    if [[ "${ASI_OPERATION}" == import_oci && "${ASI_NEEDS_ENROOT_4}" == 1 && "${ASI_ENROOT%%.*}" -lt 4 ]]; then
+        asi::fail "${E_ENROOT_TOO_OLD}" \
+            "repository '${ASI_REPOSITORY}' at registry ${ASI_REGISTRY} needs Enroot 4 or a namespace; this is ${ASI_ENROOT}"
+    fi
+    asi::pick_hash_tool
+}
+
+# asi::processors - CPUs of the allocation, never all of the node.
+asi::processors() {
+    printf '%s\n' "${SLURM_CPUS_PER_TASK:-${ASI_CPUS}}"
+}
+
+# asi::make_import_cache - an Enroot cache of this attempt alone, filled with hard links from the layer cache:
+# Enroot names temporary files by pid (two nodes collide) and leaves the login in its cache when killed.
+asi::make_import_cache() {
+    mkdir -p -m 0700 "${ASI_ATTEMPT_DIR}/cache"
+    if [[ "${ASI_LAYER_CACHE}" == 1 ]]; then
+        mkdir -p -m 0700 "${ASI_CACHE}"
+        find "${ASI_CACHE}" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}' \
+            -exec ln -t "${ASI_ATTEMPT_DIR}/cache" -- {} + 2> /dev/null || true
+    fi
+}
+
+# asi::harvest_cache - hand the new layers to the layer cache by rename, then drop what is left.
+asi::harvest_cache() {
+    local layer=''
+    if [[ "${ASI_LAYER_CACHE}" == 1 ]]; then
+        while IFS= read -r layer; do
+            if [[ -e "${ASI_CACHE}/${layer##*/}" ]]; then
+                touch -c -- "${ASI_CACHE}/${layer##*/}" # used: housekeeping drops the oldest
+            else
+                mv -n -- "${layer}" "${ASI_CACHE}/" || true
+            fi
+        done < <(find "${ASI_ATTEMPT_DIR}/cache" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}')
+    fi
+    rm -rf -- "${ASI_ATTEMPT_DIR}/cache"
+}
+
+# asi::forget_credentials - the one file with a secret, and Enroot's own copy of it.
+asi::forget_credentials() {
+    rm -rf -- "${ASI_ATTEMPT_DIR}/enroot-config" "${ASI_ATTEMPT_DIR}"/cache/.tokens.*
+}
+
+# asi::import - pull the pinned image and make the SquashFS file, on scratch or straight beside the store.
+asi::import() {
+    local status=0
+    local -r log="${ASI_ATTEMPT_DIR}/enroot.log"
+    local -a environment=(
+        "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
+        "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "TMPDIR=${ASI_SCRATCH}/tmp"
+        "ENROOT_CACHE_PATH=${ASI_ATTEMPT_DIR}/cache"
+        "ENROOT_SQUASH_OPTIONS=${ASI_SQUASH_OPTIONS} -exit-on-error"
+        "ENROOT_MAX_PROCESSORS=$(asi::processors)" "ENROOT_ALLOW_HTTP=${ASI_ALLOW_HTTP}"
+    )
+    if [[ -e "${ASI_ATTEMPT_DIR}/enroot-config" ]]; then
+        environment+=("ENROOT_CONFIG_PATH=${ASI_ATTEMPT_DIR}/enroot-config")
+    fi
+    asi::make_import_cache
+    ASI_WORK="${ASI_SCRATCH}/work/image.sqsh"
+    ASI_WORK_OWNED=1
+    asi::tool "${log}" "${ASI_IMPORT_TIMEOUT}" env "${environment[@]}" \
+        enroot import --arch "${ASI_ARCH:-$(uname -m)}" --output "${ASI_WORK}" "${ASI_IMAGE_URI}" || status=$?
+    asi::forget_credentials
+    if ((status != 0)); then
+        df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
+        asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status ${status} (registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY})"
+    fi
+    if grep -q "architecture doesn't match the requested one" "${log}"; then
+        asi::fail "${E_ARCHITECTURE}" "the image is for another architecture than ${ASI_ARCH:-$(uname -m)}"
+    fi
+    if [[ ! -f "${ASI_WORK}" || -L "${ASI_WORK}" ]]; then
+        asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status 0 but made no file"
+    fi
+    asi::harvest_cache
+}
+
+# asi::locate - the file of an inspection: a regular file, readable here, not a link.
+asi::locate() {
+    if [[ -L "${ASI_SQSH_PATH}" ]]; then
+        asi::fail "${E_SOURCE_REFUSED}" "${ASI_SQSH_PATH} is a symbolic link; name the file itself"
+    fi
+    if [[ ! -e "${ASI_SQSH_PATH}" ]]; then
+        asi::fail "${E_SOURCE_NOT_VISIBLE}" "${ASI_SQSH_PATH} is not visible on node ${SLURMD_NODENAME}"
+    fi
+    if [[ ! -f "${ASI_SQSH_PATH}" || ! -r "${ASI_SQSH_PATH}" ]]; then
+        asi::fail "${E_SOURCE_REFUSED}" "${ASI_SQSH_PATH} is not a readable regular file on node ${SLURMD_NODENAME}"
+    fi
+    ASI_WORK="${ASI_SQSH_PATH}"
+}
+
+# asi::isolation - words that put a tool into its own PID, network and IPC namespace and tie its life to ours.
+# Enroot 4.1.2 has no such options itself; later ones do, and serve where unshare(1) is too old.
+asi::isolation() {
+    local -r kill='--fork --kill-child=KILL'
+    local extra=''
+    for extra in '--net --ipc --mount-proc' '--mount-proc'; do
+        # shellcheck disable=SC2086 # words on purpose
+        if unshare --user --map-current-user --pid ${kill} ${extra} true 2> /dev/null; then
+            printf 'unshare --user --map-current-user --pid %s %s\n' "${kill}" "${extra}"
+            return 0
+        fi
+    done
+}
+
+# asi::start TARGET - run the inspector in TARGET, a .sqsh or the name of an unpacked image.
+asi::start() {
+    local -r target="$1"
+    local -a options=() wrap=()
+    read -r -a wrap <<< "$(asi::isolation)" || true
+    if ((${#wrap[@]} == 0)) && enroot start --help 2>&1 | grep -q -- '--pid'; then
+        options=(--pid --net --ipc)
+    fi
+    asi::tool "${ASI_ATTEMPT_DIR}/inspect.log" "${ASI_INSPECT_TIMEOUT}" \
+        env -i "PATH=${PATH}" "HOME=${ASI_SCRATCH}/home" "LC_ALL=${LC_ALL}" \
+        "ENROOT_SYSCONF_PATH=${ASI_ATTEMPT_DIR}/enroot-sysconf" "ENROOT_CONFIG_PATH=${ASI_SCRATCH}/home" \
+        "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
+        "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" \
+        ENROOT_LOGIN_SHELL=no ENROOT_MOUNT_HOME=no ENROOT_ROOTFS_WRITABLE=no ENROOT_REMAP_ROOT=no \
+        ENROOT_ALLOW_SUPERUSER=no NVIDIA_VISIBLE_DEVICES=void MELLANOX_VISIBLE_DEVICES=void \
+        "${wrap[@]+"${wrap[@]}"}" enroot start "${options[@]+"${options[@]}"}" \
+        --rc "${ASI_ATTEMPT_DIR}/enroot.rc" --conf "${ASI_ATTEMPT_DIR}/start.conf" \
+        --mount "${ASI_SCRATCH}/mount:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private" \
+        --mount "${ASI_SCRATCH}/out:/asi/out:none:bind,rw,nosuid,nodev,noexec,private" \
+        "${target}" --kind "${ASI_KIND}" --output /asi/out/facts.json
+}
+
+# asi::mount_failed - the start never reached the image; says nothing about the image.
+asi::mount_failed() {
+    grep -Eq 'Failed to mount|fuse|user namespace|Operation not permitted' "${ASI_ATTEMPT_DIR}/inspect.log" \
+        && [[ ! -e "${ASI_SCRATCH}/out/facts.json" ]]
+}
+
+# asi::start_somehow FILE - direct; once more, as Enroot waits only half a second for a mount; then unpacked.
+asi::start_somehow() {
+    local -r file="$1"
+    local status=0
+    asi::start "${file}" || status=$?
+    if ((status == 1)) && asi::mount_failed; then
+        asi::log "mounting failed; once more in 5 s"
+        sleep 5
+        status=0
+        asi::start "${file}" || status=$?
+    fi
+    if ((status == 1)) && asi::mount_failed; then
+        asi::log "the image cannot be started from its file here; unpacking it on scratch"
+        asi::check_space
+        status=0
+        asi::tool "${ASI_ATTEMPT_DIR}/enroot.log" "${ASI_IMPORT_TIMEOUT}" \
+            env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
+            "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" \
+            "ENROOT_MAX_PROCESSORS=$(asi::processors)" enroot create --name inspected "${file}" \
+            && { asi::start inspected || status=$?; } || status="${status/#0/${ASI_TOOL_STATUS}}"
+    fi
+    return "${status}"
+}
+
+# asi::inspect FILE - facts from inside the image; its output is hostile until Airflow's side validated it.
+asi::inspect() {
+    local status=0
+    local -r facts="${ASI_SCRATCH}/out/facts.json"
+    cp -- "${ASI_ATTEMPT_DIR}/inspect_image.py" "${ASI_SCRATCH}/mount/inspect_image.py"
+    mkdir "${ASI_SCRATCH}/mount/out"
+    asi::start_somehow "$1" || status=$?
+    if [[ -f "${facts}" && ! -L "${facts}" ]]; then
+        head -c 1048577 -- "${facts}" > "${ASI_ATTEMPT_DIR}/output/facts.json"
+    fi
+    case "${status}" in
+        0) ;;
+        90) asi::fail "${E_NO_PYTHON}" "no usable Python in the image" ;;
+        91 | 92) asi::fail "${E_INSPECTION_FAILED}" "the inspector could not make the record" ;;
+        124 | 137) asi::fail "${E_INSPECTION_TIMEOUT}" "the inspection did not end within ${ASI_INSPECT_TIMEOUT} s" ;;
+        *) asi::fail "${E_START_FAILED}" "the image could not be started on node ${SLURMD_NODENAME} (status ${status})" ;;
+    esac
+    if [[ ! -s "${ASI_ATTEMPT_DIR}/output/facts.json" ]]; then
+        asi::fail "${E_INSPECTION_FAILED}" "the image ended with status 0 but left no record"
+    fi
+}

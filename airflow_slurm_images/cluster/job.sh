@@ -1,0 +1,213 @@
+# The batch job: verify, claim, import or locate, check, hash, examine, inspect, store, record.
+#
+# Appended byte for byte to a block of quoted ASI_* constants. Read from top to bottom; the verbs are in the
+# companion files, which are sourced only after their checksums were compared. Every exit leaves
+# completion.json in the attempt directory, written last and by rename, except where another job owns the attempt.
+
+set -Eeuo pipefail
+umask 077
+
+# Exit codes; core/failures.py holds the same table with messages and remedies.
+readonly E_INTERNAL=70
+readonly E_TAMPERED=71
+readonly E_SUPERSEDED=72
+readonly E_NO_SPACE=73
+readonly E_TOOL_MISSING=74
+readonly E_ENROOT_TOO_OLD=75
+readonly E_SOURCE_NOT_VISIBLE=76
+readonly E_SOURCE_REFUSED=77
+readonly E_IMPORT_FAILED=78
+readonly E_ARCHITECTURE=79
+readonly E_BROKEN_SQUASHFS=80
+readonly E_CHANGED=81
+readonly E_UNSAFE_IMAGE=82
+readonly E_START_FAILED=83
+readonly E_NO_PYTHON=84
+readonly E_INSPECTION_FAILED=85
+readonly E_INSPECTION_TIMEOUT=86
+readonly E_STORE_CORRUPT=87
+readonly E_STORE_WRITE=88
+readonly E_SCRATCH=89
+
+# asi::reexec - start again under a fixed environment: what a login profile or an older Slurm's --export=NIL
+# brought along must not choose which image is made.
+asi::reexec() {
+    local user='' home='' name='' locale=C index=0
+    local -a environment=()
+    IFS=: read -r user _ _ _ _ home _ < <(getent passwd "${EUID}") || true
+    if locale -a 2> /dev/null | grep -Eiq '^C\.utf-?8$'; then
+        locale=C.UTF-8
+    fi
+    environment=(
+        "PATH=${ASI_PATH_PREPEND:+${ASI_PATH_PREPEND}:}${ASI_ENROOT_BIN:+${ASI_ENROOT_BIN}:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        "HOME=${home:-/}" "USER=${user:-${EUID}}" "LOGNAME=${user:-${EUID}}" "LC_ALL=${locale}"
+        "TMPDIR=${TMPDIR:-/tmp}" "ASI_CLEAN=${ASI_TOKEN}"
+        "SLURM_JOB_ID=${SLURM_JOB_ID:-0}" "SLURM_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}"
+        "SLURM_CLUSTER_NAME=${SLURM_CLUSTER_NAME:-}" "SLURMD_NODENAME=${SLURMD_NODENAME:-}"
+        "SLURM_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}" "SLURM_CPUS_ON_NODE=${SLURM_CPUS_ON_NODE:-}"
+    )
+    for ((index = 0; index < ASI_ENVIRONMENT_COUNT; index++)); do
+        name="ASI_ENVIRONMENT_${index}"
+        environment+=("${!name}")
+    done
+    exec env -i "${environment[@]}" /bin/bash -p "$0"
+}
+
+# asi::log TEXT - one line on the job's output, which the task log streams.
+asi::log() {
+    printf 'asi: %s\n' "$*"
+}
+
+# asi::fail CODE TEXT - say why and end with CODE; the exit trap writes the completion record.
+asi::fail() {
+    local -r code="$1"
+    shift
+    printf 'asi: error: %s\n' "$*" >&2
+    exit "${code}"
+}
+
+# asi::phase NAME - make the phase visible to whoever polls, by rename.
+asi::phase() {
+    ASI_PHASE="$1"
+    printf '%s %d\n' "$1" "${SECONDS}" > "${ASI_ATTEMPT_DIR}/.phase.new"
+    mv -f "${ASI_ATTEMPT_DIR}/.phase.new" "${ASI_ATTEMPT_DIR}/phase"
+    asi::log "phase $1 (${SECONDS} s)"
+}
+
+# asi::verify - every staged file is the one the plan names; also the script that is running.
+asi::verify() {
+    cd "${ASI_ATTEMPT_DIR}" || exit "${E_TAMPERED}"
+    if [[ "$(sha256sum < package.sha256)" != "${ASI_PACKAGE_SHA256}  -" ]] \
+        || ! sha256sum --check --strict --quiet package.sha256; then
+        asi::fail "${E_TAMPERED}" "a staged file differs from the plan"
+    fi
+    if ! cmp -s "$0" "${ASI_ATTEMPT_DIR}/job.sbatch"; then
+        asi::fail "${E_TAMPERED}" "job.sbatch differs from the script that Slurm runs"
+    fi
+}
+
+# asi::claim - one job per attempt: a duplicate submission ends here, a requeue of the same job goes on.
+asi::claim() {
+    local owner='' restarts=0
+    if ! mkdir "${ASI_ATTEMPT_DIR}/claim" 2> /dev/null; then
+        read -r owner restarts < "${ASI_ATTEMPT_DIR}/claim/job_id" || true
+        if [[ "${owner}" != "${SLURM_JOB_ID}" ]] || ((SLURM_RESTART_COUNT <= ${restarts:-0})); then
+            ASI_SUPERSEDED=1
+            asi::fail "${E_SUPERSEDED}" "job ${owner:-unknown} already runs this attempt: superseded"
+        fi
+        asi::log "restart ${SLURM_RESTART_COUNT} of the same job: starting over"
+        rm -rf "${ASI_ATTEMPT_DIR}/output" "${ASI_ATTEMPT_DIR}/completion.json" "${ASI_ATTEMPT_DIR}/cache"
+    fi
+    printf '%s %s\n' "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT}" > "${ASI_ATTEMPT_DIR}/claim/.new"
+    mv -f "${ASI_ATTEMPT_DIR}/claim/.new" "${ASI_ATTEMPT_DIR}/claim/job_id"
+}
+
+# asi::record STATUS - the completion record. Every value is a number, hex, or from a checked alphabet.
+asi::record() {
+    local -r status="$1"
+    local sqsh=null
+    if ((status == 0)); then
+        printf -v sqsh '{"path":"%s","sha256":"%s","size_bytes":%s,"inode":%s,"mtime":%s,"managed":%s}' \
+            "${ASI_RESULT_PATH}" "${ASI_RESULT_SHA256}" "${ASI_RESULT_SIZE}" "${ASI_RESULT_INODE}" \
+            "${ASI_RESULT_MTIME}" "${ASI_RESULT_MANAGED}"
+    fi
+    {
+        printf '{"schema_version":1,"token":"%s","operation":"%s",' "${ASI_TOKEN}" "${ASI_OPERATION}"
+        printf '"exit_status":%d,"phase":"%s","tool_status":%d,' "${status}" "${ASI_PHASE}" "${ASI_TOOL_STATUS}"
+        printf '"job_id":%d,"restart_count":%d,' "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT}"
+        printf '"cluster":"%s","node":"%s",' "${SLURM_CLUSTER_NAME//[^A-Za-z0-9._-]/_}" \
+            "${SLURMD_NODENAME//[^A-Za-z0-9._-]/_}"
+        printf '"elapsed_seconds":%d,"hash_tool":"%s",' "${SECONDS}" "${ASI_HASH_TOOL}"
+        printf '"machine":"%s","sqsh":%s}\n' "$(uname -m)" "${sqsh}"
+    } > "${ASI_ATTEMPT_DIR}/.completion.new"
+    sync "${ASI_ATTEMPT_DIR}/.completion.new" 2> /dev/null || sync
+    mv -f "${ASI_ATTEMPT_DIR}/.completion.new" "${ASI_ATTEMPT_DIR}/completion.json"
+}
+
+# asi::finish - exit trap: stop what runs, clean, then and only then record.
+asi::finish() {
+    local status=$?
+    trap - EXIT ERR
+    trap '' TERM INT HUP
+    set +e
+    if [[ -n "${ASI_LOADED}" ]]; then
+        asi::stop_child
+        asi::forget_credentials
+        asi::clean_scratch
+    fi
+    if [[ -z "${ASI_SUPERSEDED}" && ! -e "${ASI_ATTEMPT_DIR}/completion.json" ]]; then
+        asi::record "${status}"
+    fi
+    asi::log "ended in phase ${ASI_PHASE} with status ${status} after ${SECONDS} s"
+    exit "${status}"
+}
+
+# asi::unexpected LINE - a command failed that nobody expected to fail.
+asi::unexpected() {
+    printf 'asi: error: unexpected failure in line %s of phase %s\n' "$1" "${ASI_PHASE}" >&2
+    exit "${E_INTERNAL}"
+}
+
+asi::load_companions() {
+    # shellcheck source=process.sh
+    source "${ASI_ATTEMPT_DIR}/process.sh"
+    # shellcheck source=squashfs.sh
+    source "${ASI_ATTEMPT_DIR}/squashfs.sh"
+    # shellcheck source=store.sh
+    source "${ASI_ATTEMPT_DIR}/store.sh"
+    # shellcheck source=enroot.sh
+    source "${ASI_ATTEMPT_DIR}/enroot.sh"
+    ASI_LOADED=1
+}
+
+asi::main() {
+    asi::phase verify
+    asi::verify
+    asi::load_companions
+    asi::phase claim
+    asi::claim
+    asi::phase space
+    asi::check_tools
+    asi::make_scratch
+    asi::check_space
+    mkdir -p "${ASI_ATTEMPT_DIR}/output/static"
+
+    if [[ "${ASI_OPERATION}" == import_oci ]]; then
+        asi::phase import
+        asi::import
+    else
+        asi::phase locate
+        asi::locate
+    fi
+    asi::phase check
+    asi::check_squashfs "${ASI_WORK}"
+    asi::phase hash
+    asi::hash_once
+    asi::phase examine
+    asi::read_static_facts "${ASI_WORK}"
+    if [[ "${ASI_KIND}" != generic ]]; then
+        asi::refuse_unsafe
+        asi::phase inspect
+        asi::inspect "${ASI_WORK}"
+    fi
+    asi::phase store
+    asi::compare_identity
+    asi::keep_result
+    asi::phase 'done'
+}
+
+if [[ "${ASI_CLEAN-}" != "${ASI_TOKEN}" ]]; then
+    asi::reexec
+fi
+unset ASI_CLEAN
+ASI_PHASE=start
+ASI_TOOL_STATUS=0
+ASI_HASH_TOOL=none
+ASI_SUPERSEDED=''
+ASI_LOADED=''
+trap asi::finish EXIT
+trap 'asi::unexpected "${LINENO}"' ERR
+trap 'exit 143' TERM
+trap 'exit 130' INT
+trap 'exit 129' HUP
+asi::main

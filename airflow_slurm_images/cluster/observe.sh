@@ -1,0 +1,81 @@
+# shellcheck shell=bash
+# One look at all waiting jobs of one cluster: their completion records, phases and new output, one squeue for
+# all, and accounting only for those that neither record nor queue explains.
+# Standard input: one line a job, `INDEX JOB_ID JOB_NAME ATTEMPT_DIRECTORY STREAM OFFSET BYTES`.
+# OFFSET `kept` goes on where STREAM was left: a restarted triggerer knows nothing, the run directory does.
+
+ASI_IDS=()
+ASI_NAMES=()
+ASI_OPEN=()
+
+asi::look() {
+    local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7"
+    local offset="$6"
+    ls -a -- "${directory}" > /dev/null 2>&1 # a look at the directory refreshes a file server's attribute cache
+    if [[ ! -d "${directory}" || -L "${directory}" ]]; then
+        asi::put_text "${index}.missing" "${directory}"
+    fi
+    asi::put_file "${index}.phase" "${directory}/phase" 256
+    asi::put_file "${index}.claim" "${directory}/claim/job_id" 256
+    if [[ "${offset}" == kept ]]; then
+        offset=0
+        if [[ -f "${kept}" && ! -L "${kept}" ]]; then
+            read -r offset < "${kept}"
+        fi
+    elif ((offset > 0)); then
+        printf '%s\n' "${offset}" > "${kept}.new" && mv -f -- "${kept}.new" "${kept}"
+    fi
+    [[ "${offset}" =~ ^[0-9]+$ ]] || offset=0
+    asi::put_text "${index}.offset" "${offset}"
+    if ((bytes > 0)) && [[ -f "${directory}/slurm.out" && ! -L "${directory}/slurm.out" ]]; then
+        tail -c "+$((offset + 1))" -- "${directory}/slurm.out" | head -c "${bytes}" | asi::put "${index}.log"
+    fi
+    # The record last: output that is there when the record is there is in this answer or the next one. Of a job
+    # that did not end well the queue tells more (time limit, cancelled), so it is asked too.
+    asi::put_file "${index}.completion" "${directory}/completion.json" 1048577
+    if ! grep -q '"exit_status":0,' -- "${directory}/completion.json" 2> /dev/null; then
+        ASI_OPEN+=("${id}")
+    fi
+}
+
+asi::main() {
+    local line='' id='' active=''
+    local -a word=() doubtful=()
+    local names='' ids=''
+    asi::begin
+    while IFS= read -r line; do
+        read -r -a word <<< "${line}"
+        if ((${#word[@]} != 7)); then
+            continue
+        fi
+        ASI_IDS+=("${word[1]}")
+        ASI_NAMES+=("${word[2]}")
+        asi::look "${word[@]}"
+    done
+    if ((${#ASI_OPEN[@]} == 0)); then
+        return 0
+    fi
+    printf -v names '%s,' "${ASI_NAMES[@]}"
+    asi::run squeue 30 squeue --noheader --states=all --user="$(id -un)" --name="${names%,}" \
+        --format="${ASI_SQUEUE_FORMAT}"
+    if ((ASI_STATUS != 0)); then
+        return 0
+    fi
+    active="$(awk -F '|' '$2 ~ /^(PENDING|RUNNING|CONFIGURING|COMPLETING|SUSPENDED|STOPPED|RESIZING|SIGNALING|STAGE_OUT|REQUEUED|REQUEUE_HOLD)$/ { print $1 }' <<< "${ASI_OUTPUT}")"
+    for id in "${ASI_OPEN[@]}"; do
+        if ! grep -qx -- "${id}" <<< "${active}"; then
+            doubtful+=("${id}")
+        fi
+    done
+    if ((${#doubtful[@]} == 0)); then
+        return 0
+    fi
+    printf -v ids '%s,' "${doubtful[@]}"
+    asi::run sacct 30 sacct -X --noheader --parsable2 --jobs="${ids%,}" --name="${names%,}" \
+        --starttime="${ASI_SINCE}" --format="${ASI_SACCT_FIELDS}"
+    for id in "${doubtful[@]:0:20}"; do
+        asi::run "scontrol.${id}" 15 scontrol --oneliner show job "${id}"
+    done
+}
+
+asi::main

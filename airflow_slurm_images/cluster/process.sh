@@ -1,0 +1,134 @@
+# shellcheck shell=bash
+# Running tools so that nothing outlives the job: background and wait (so that traps run), a session of its own,
+# a parent-death signal, a time limit, a bounded reader, and a guard that acts when the batch shell is killed alone.
+
+readonly ASI_OUTPUT_LIMIT=8388608 # bytes of one tool's output that are kept
+
+ASI_CHILD=''
+ASI_SCRATCH=''
+ASI_GUARD=''
+ASI_READER=asi::bounded # what reads a tool's output; it must read to the end
+
+# asi::kill_tree PID - kill PID's session and all its descendants, again until none is left.
+# By session, because helpers change their process group; by descent, because an image may call setsid.
+asi::kill_tree() {
+    local -r root="$1"
+    local stat='' line='' pid='' round=0
+    local -a field=()
+    for ((round = 0; round < 50; round++)); do
+        local -A parent=() doomed=()
+        local grew=1
+        for stat in /proc/[0-9]*/stat; do
+            { IFS= read -r line < "${stat}"; } 2> /dev/null || continue
+            pid="${stat#/proc/}"
+            pid="${pid%/stat}"
+            read -r -a field <<< "${line##*) }"
+            if [[ "${field[0]}" == Z ]]; then
+                continue
+            fi
+            parent["${pid}"]="${field[1]}"
+            if [[ "${pid}" == "${root}" || "${field[3]}" == "${root}" ]]; then
+                doomed["${pid}"]=1
+            fi
+        done
+        while ((grew)); do
+            grew=0
+            for pid in "${!parent[@]}"; do
+                if [[ -z "${doomed[${pid}]-}" && -n "${doomed[${parent[${pid}]}]-}" ]]; then
+                    doomed["${pid}"]=1
+                    grew=1
+                fi
+            done
+        done
+        if ((${#doomed[@]} == 0)); then
+            return 0
+        fi
+        kill -KILL "${!doomed[@]}" 2> /dev/null || true
+        sleep 0.1
+    done
+    return 1
+}
+
+# asi::guard FIFO SCRATCH - outlives a batch shell that is killed alone; the shell's end of the pipe tells.
+asi::guard() {
+    local -r fifo="$1" scratch="$2"
+    local word='' value='' child=''
+    trap '' TERM INT HUP
+    while read -r word value; do
+        case "${word}" in
+            watch) child="${value}" ;;
+            forget) child='' ;;
+            done) return 0 ;;
+        esac
+    done < "${fifo}"
+    if [[ -n "${child}" ]]; then
+        asi::kill_tree "${child}" || true
+    fi
+    asi::forget_credentials
+    rm -rf -- "${scratch}"
+}
+
+# asi::make_scratch - private node-local directory, never below HOME, named after the attempt so that a later
+# job of the same attempt or a housekeeper knows whose it was.
+asi::make_scratch() {
+    local -r root="${ASI_SCRATCH_ROOT:-${TMPDIR:-/tmp}}"
+    if [[ ! "${root}" =~ ^/[A-Za-z0-9._/+@%=~-]*$ ]]; then
+        asi::fail "${E_SCRATCH}" "the scratch root '${root}' holds a character that Enroot cannot mount"
+    fi
+    rm -rf -- "${root}/asi-${ASI_TOKEN}".*
+    ASI_SCRATCH="$(mktemp -d "${root}/asi-${ASI_TOKEN}.XXXXXX")" \
+        || asi::fail "${E_SCRATCH}" "cannot make a private directory below ${root} on ${SLURMD_NODENAME}"
+    mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,out,work}
+    mkfifo "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}/pipe"
+    asi::guard "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}" < /dev/null > /dev/null 2>&1 &
+    exec {ASI_GUARD}> "${ASI_SCRATCH}/guard"
+    asi::log "scratch ${ASI_SCRATCH}"
+}
+
+asi::clean_scratch() {
+    if [[ -n "${ASI_GUARD}" ]]; then
+        printf 'done\n' >&"${ASI_GUARD}" || true
+        exec {ASI_GUARD}>&-
+        ASI_GUARD=''
+    fi
+    if [[ -n "${ASI_SCRATCH}" ]]; then
+        chmod -R u+rwX "${ASI_SCRATCH}" 2> /dev/null || true
+        rm -rf -- "${ASI_SCRATCH}"
+    fi
+}
+
+# asi::bounded LOG - pass the first bytes on and keep them in LOG; swallow the rest so that the writer never blocks.
+asi::bounded() {
+    head -c "${ASI_OUTPUT_LIMIT}" | tee -- "$1"
+    cat > /dev/null
+}
+
+asi::stop_child() {
+    if [[ -n "${ASI_CHILD}" ]]; then
+        asi::kill_tree "${ASI_CHILD}" || true
+        wait "${ASI_CHILD}" 2> /dev/null || true
+        ASI_CHILD=''
+    fi
+}
+
+# asi::tool LOG SECONDS COMMAND... - run COMMAND; its status is the function's. 124 or 137: the time was up.
+asi::tool() {
+    local -r log="$1" limit="$2"
+    shift 2
+    local reader='' status=0 out=''
+    "${ASI_READER}" "${log}" < "${ASI_SCRATCH}/pipe" {ASI_GUARD}>&- &
+    reader=$!
+    exec {out}> "${ASI_SCRATCH}/pipe"
+    setsid setpriv --pdeathsig KILL timeout --kill-after=10 "${limit}" "$@" \
+        < /dev/null >&"${out}" 2>&1 {out}>&- {ASI_GUARD}>&- &
+    ASI_CHILD=$!
+    printf 'watch %s\n' "${ASI_CHILD}" >&"${ASI_GUARD}"
+    exec {out}>&-
+    wait "${ASI_CHILD}" || status=$?
+    asi::kill_tree "${ASI_CHILD}" || true # whatever the tool left behind
+    ASI_CHILD=''
+    printf 'forget -\n' >&"${ASI_GUARD}"
+    wait "${reader}" || true
+    ASI_TOOL_STATUS="${status}"
+    return "${status}"
+}

@@ -1,0 +1,386 @@
+# shellcheck shell=bash
+# Housekeeping: drop old versions of aliases, store files that nothing has named for longer than the grace period,
+# and what dead jobs and dead commands left. Says everything it did, one line each:
+# `WHAT ACTION BYTES PATH DETAIL`, separated by tabs. With ASI_DRY_RUN 1 the same lines, and nothing is changed.
+#
+# A store file goes in three steps, each under the digest's lock after looking for names again: marked as unnamed,
+# after the grace period moved to the trash (whoever publishes it takes it back), later deleted.
+
+ASI_REPORT=''
+ASI_NOW=0
+ASI_COMPLETE=1
+declare -A ASI_NAMED=()
+
+asi::leave() {
+    local -r status="$1"
+    trap - EXIT
+    asi::unlock_all
+    asi::put_text report "${ASI_REPORT}"
+    asi::put_text complete "${ASI_COMPLETE}"
+    asi::end "${status}"
+}
+
+# asi::did WHAT ACTION BYTES PATH DETAIL
+asi::did() {
+    ASI_REPORT+="$1"$'\t'"$2"$'\t'"$3"$'\t'"$4"$'\t'"${5//[^[:print:]]/?}"$'\n'
+}
+
+# asi::for_real - is this more than a rehearsal?
+asi::for_real() {
+    [[ "${ASI_DRY_RUN}" != 1 ]]
+}
+
+# asi::in_time - a command over SSH stays short; the caller comes again for the rest.
+asi::in_time() {
+    if ((SECONDS < ASI_BUDGET_SECONDS)); then
+        return 0
+    fi
+    ASI_COMPLETE=0
+    return 1
+}
+
+# asi::hex_of TEXT - the digest in a link's text or a path below the store.
+asi::hex_of() {
+    if [[ "$1" =~ (^|/)([0-9a-f]{64})\.(sqsh|json)$ ]]; then
+        printf '%s\n' "${BASH_REMATCH[2]}"
+    fi
+}
+
+# asi::named_now SHA256 - does any version of any alias, committed or being written, name it at this moment?
+asi::named_now() {
+    [[ -n "$(find "${ASI_ALIASES}" -mindepth 3 -maxdepth 3 -name image.sqsh -lname "*$1.sqsh" -print -quit)" ]]
+}
+
+# asi::mark SHA256 - the grace period starts (again) now.
+asi::mark() {
+    if asi::shared_directory "${ASI_ALIASES}/.unnamed"; then
+        rm -f -- "${ASI_ALIASES}/.unnamed/$1"
+        { : > "${ASI_ALIASES}/.unnamed/$1"; } 2> /dev/null
+    fi
+}
+
+# asi::wanted RANK SUPERSEDED - keep a version that was replaced at SUPERSEDED and is the RANK-th newest?
+asi::wanted() {
+    local -r rank="$1" superseded="$2"
+    if [[ -z "${ASI_KEEP_LAST}" && -z "${ASI_KEEP_DAYS}" ]]; then
+        return 0
+    fi
+    if [[ -n "${ASI_KEEP_LAST}" ]] && ((rank <= ASI_KEEP_LAST)); then
+        return 0
+    fi
+    [[ -n "${ASI_KEEP_DAYS}" ]] && ((ASI_NOW - superseded < ASI_KEEP_DAYS * 86400))
+}
+
+# asi::drop_version DIRECTORY HEX - the digest counts as unnamed from now on, not from some earlier day.
+asi::drop_version() {
+    local -r old="${1%/*}/.old-${ASI_MARK}-${1##*/}"
+    if [[ -n "$2" ]]; then
+        asi::mark "$2"
+    fi
+    mv -T -- "$1" "${old}" 2> /dev/null && rm -rf -- "${old}" 2> /dev/null
+}
+
+# asi::prune_versions NAME - its lock is held, unless this is a rehearsal.
+asi::prune_versions() {
+    local -r history="${ASI_ALIASES}/$1.d"
+    local -r current="$(readlink -- "${history}/current")"
+    local number='' hex='' superseded="${ASI_NOW}" published='' replaced=''
+    local rank=0
+    if asi::for_real; then
+        find "${history}" -mindepth 1 -maxdepth 1 \( -name '.new-*' -o -name '.current-*' -o -name '.old-*' \) \
+            -exec rm -rf -- {} +
+    fi
+    while IFS= read -r number; do
+        hex="$(asi::hex_of "$(readlink -- "${history}/${number}/image.sqsh")")"
+        published="$(stat -c %Y -- "${history}/${number}/record.json" 2> /dev/null)" || published="${ASI_NOW}"
+        if [[ ! -d "${history}/${current:-none}" ]]; then
+            asi::did version kept 0 "${history}/${number}" 'the alias has no current version'
+        elif ((number > current)); then
+            asi::prune_version "${history}/${number}" "${hex}" 'never committed' && continue
+        elif ((++rank > 1)) && ! asi::wanted "${rank}" "${superseded}"; then
+            replaced="${superseded}"
+            superseded="${published}"
+            asi::prune_version "${history}/${number}" "${hex}" "replaced at ${replaced}" && continue
+        fi
+        superseded="${published}"
+        if [[ -n "${hex}" ]]; then
+            ASI_NAMED["${hex}"]=1
+        fi
+    done < <(asi::versions "${history}")
+}
+
+# asi::versions HISTORY - newest first.
+asi::versions() {
+    find "$1" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | grep -Ex '[1-9][0-9]{0,8}' | sort -rn
+}
+
+# asi::prune_version DIRECTORY HEX DETAIL
+asi::prune_version() {
+    if asi::for_real && ! asi::drop_version "$1" "$2"; then
+        asi::did version kept 0 "$1" 'cannot be removed by this account'
+        return 1
+    fi
+    asi::did version removed 0 "$1" "$3"
+}
+
+# asi::prune_aliases - every alias is read, whatever the time is: what is not seen to be named must not look unnamed.
+asi::prune_aliases() {
+    local name='' hex=''
+    while IFS= read -r name; do
+        name="${name%.d}"
+        if asi::for_real && asi::in_time && asi::lock "alias-${name}" 5; then
+            asi::prune_versions "${name}"
+            asi::unlock "alias-${name}"
+        elif ! asi::for_real; then
+            asi::prune_versions "${name}"
+        else
+            ASI_COMPLETE=0
+        fi
+    done < <(find "${ASI_ALIASES}" -mindepth 1 -maxdepth 1 -type d -name '[A-Za-z0-9]*.d' -printf '%f\n')
+    if asi::for_real; then
+        while IFS= read -r hex; do
+            hex="$(asi::hex_of "${hex}")"
+            if [[ -n "${hex}" ]]; then
+                ASI_NAMED["${hex}"]=1
+            fi
+        done < <(find "${ASI_ALIASES}" -mindepth 3 -maxdepth 3 -name image.sqsh -type l -printf '%l\n')
+    fi
+}
+
+# asi::to_trash SHA256 - 0 moved; 1 not (named after all, locked, or not ours to move).
+asi::to_trash() {
+    local -r item="${ASI_ROOT}/store/.trash/$1"
+    local suffix=''
+    asi::lock "sha256-$1" 5 || return 1
+    if asi::named_now "$1" || ! asi::shared_directory "${item%/*}" || ! asi::shared_directory "${item}"; then
+        asi::unlock "sha256-$1"
+        return 1
+    fi
+    for suffix in sqsh json; do
+        if [[ -e "${ASI_STORE}/$1.${suffix}" ]]; then
+            mv -f -T -- "${ASI_STORE}/$1.${suffix}" "${item}/$1.${suffix}" 2> /dev/null || break
+        fi
+    done
+    rmdir -- "${item}" 2> /dev/null || true
+    if [[ ! -e "${ASI_STORE}/$1.sqsh" ]]; then
+        rm -f -- "${ASI_ALIASES}/.unnamed/$1"
+    fi
+    asi::unlock "sha256-$1"
+    [[ ! -e "${ASI_STORE}/$1.sqsh" ]]
+}
+
+# asi::prune_image PATH BYTES OWNER - one store file (or a record whose file is gone).
+asi::prune_image() {
+    local -r path="$1" bytes="$2" owner="$3"
+    local -r hex="$(asi::hex_of "$1")"
+    local since=''
+    if [[ -n "${ASI_NAMED[${hex}]-}" ]]; then
+        if asi::for_real; then
+            rm -f -- "${ASI_ALIASES}/.unnamed/${hex}"
+        fi
+        return 0
+    fi
+    since="$(stat -c %Y -- "${ASI_ALIASES}/.unnamed/${hex}" 2> /dev/null)" || since="${ASI_NOW}"
+    if [[ ! -e "${ASI_ALIASES}/.unnamed/${hex}" ]] && asi::for_real; then
+        asi::mark "${hex}"
+    fi
+    if ((ASI_NOW - since < ASI_GRACE_SECONDS)); then
+        asi::did image waiting "${bytes}" "${path}" "unnamed since ${since}"
+    elif ! asi::for_real || asi::to_trash "${hex}"; then
+        asi::did image trashed "${bytes}" "${path}" "unnamed since ${since}"
+    else
+        asi::did image kept "${bytes}" "${path}" "named again, in use, or only its owner ${owner} may remove it"
+    fi
+}
+
+asi::prune_store() {
+    local path='' bytes='' owner=''
+    while IFS=$'\t' read -r path bytes owner; do
+        if [[ "${path}" == *.json && -e "${path%.json}.sqsh" ]]; then
+            continue
+        fi
+        asi::in_time || return 0
+        asi::prune_image "${path}" "${bytes}" "${owner}"
+    done < <(find "${ASI_STORE}" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}\.(sqsh|json)' \
+        -printf '%p\t%s\t%u\n')
+}
+
+# asi::restore SHA256 - an alias names what lies in the trash.
+asi::restore() {
+    local -r item="${ASI_ROOT}/store/.trash/$1"
+    local suffix=''
+    for suffix in sqsh json; do
+        if [[ -e "${item}/$1.${suffix}" && ! -e "${ASI_STORE}/$1.${suffix}" ]]; then
+            mv -n -T -- "${item}/$1.${suffix}" "${ASI_STORE}/$1.${suffix}" 2> /dev/null || true
+        fi
+    done
+}
+
+# asi::empty_trash - what is named again comes back, what lay there long enough goes.
+asi::empty_trash() {
+    local path='' since='' hex='' bytes=''
+    while IFS=$'\t' read -r path since; do
+        asi::in_time || return 0
+        hex="${path##*/}"
+        bytes="$(stat -c %s -- "${path}/${hex}.sqsh" 2> /dev/null)" || bytes=0
+        if ! asi::for_real; then
+            if ((ASI_NOW - ${since%%.*} >= ASI_TRASH_SECONDS)); then
+                asi::did image removed "${bytes}" "${path}" "in the trash since ${since%%.*}"
+            fi
+            continue
+        fi
+        asi::lock "sha256-${hex}" 5 || continue
+        if asi::named_now "${hex}" && [[ ! -e "${ASI_STORE}/${hex}.sqsh" ]]; then
+            asi::restore "${hex}"
+            asi::did image restored "${bytes}" "${ASI_STORE}/${hex}.sqsh" 'an alias names it'
+        elif ((ASI_NOW - ${since%%.*} >= ASI_TRASH_SECONDS)); then
+            if rm -rf -- "${path}" 2> /dev/null; then
+                asi::did image removed "${bytes}" "${path}" "in the trash since ${since%%.*}"
+            else
+                asi::did image kept "${bytes}" "${path}" 'cannot be removed by this account'
+            fi
+        fi
+        rmdir -- "${path}" 2> /dev/null || true
+        asi::unlock "sha256-${hex}"
+    done < <(find "${ASI_ROOT}/store/.trash" -mindepth 1 -maxdepth 1 -type d -regextype posix-extended \
+        -regex '.*/[0-9a-f]{64}' -printf '%p\t%T@\n' 2> /dev/null)
+}
+
+# asi::remove WHAT PATH BYTES DETAIL - one file or directory nobody needs.
+asi::remove() {
+    if asi::for_real && ! rm -rf -- "$2" 2> /dev/null; then
+        asi::did "$1" kept "$3" "$2" 'cannot be removed by this account'
+    else
+        asi::did "$1" removed "$3" "$2" "$4"
+    fi
+}
+
+# asi::prune_partials - of jobs and commands that died while writing; both times, as a rename sets only one.
+asi::prune_partials() {
+    local path='' bytes='' written='' changed=''
+    while IFS=$'\t' read -r path bytes written changed; do
+        asi::in_time || return 0
+        if ((ASI_NOW - ${written%%.*} > ASI_PARTIAL_SECONDS && ASI_NOW - ${changed%%.*} > ASI_PARTIAL_SECONDS)); then
+            asi::remove partial "${path}" "${bytes}" "last written at ${written%%.*}"
+        fi
+    done < <(find "${ASI_STORE}" -maxdepth 1 -type f -name '.partial-*' -printf '%p\t%s\t%T@\t%C@\n'
+        find "${ASI_ALIASES}" -mindepth 1 -maxdepth 2 -type d -empty -name '.new-*' -printf '%p\t0\t%T@\t%C@\n')
+    if asi::for_real; then
+        find "${ASI_ALIASES}/.unnamed" -type f -printf '%f\n' 2> /dev/null | while IFS= read -r path; do
+            if [[ ! -e "${ASI_STORE}/${path}.sqsh" && ! -e "${ASI_STORE}/${path}.json" ]]; then
+                rm -f -- "${ASI_ALIASES}/.unnamed/${path}"
+            fi
+        done
+    fi
+}
+
+# asi::prune_locks - seen twice without a change, and old.
+asi::prune_locks() {
+    local path=''
+    local -A seen=()
+    while IFS= read -r path; do
+        seen["${path}"]="$(asi::lock_identity "${path}")"
+    done < <(find "${ASI_LOCKS}" -mindepth 1 -maxdepth 1 -printf '%p\n')
+    if ((${#seen[@]} == 0)); then
+        return 0
+    fi
+    sleep 1
+    for path in "${!seen[@]}"; do
+        if [[ -z "${seen[${path}]}" || "$(asi::lock_identity "${path}")" != "${seen[${path}]}" ]] \
+            || ! asi::lock_is_old "${path}"; then
+            continue
+        fi
+        case "${path##*/}" in
+            .* | *.dead-* | *.break) asi::remove lock "${path}" 0 'left by a dead command' ;;
+            *)
+                if asi::for_real; then
+                    asi::break_lock "${path}" "${seen[${path}]}"
+                fi
+                asi::did lock removed 0 "${path}" 'its owner is gone'
+                ;;
+        esac
+    done
+}
+
+# asi::active_runs - run keys with a job that Slurm still knows; 1 when Slurm does not answer.
+asi::active_runs() {
+    asi::run squeue 30 squeue --noheader --states=all --user="$(id -un)" --format=%j
+    ((ASI_STATUS == 0))
+}
+
+# asi::prune_runs - attempt directories of this account that nothing was written to for long, without a job.
+asi::prune_runs() {
+    local -r runs="${ASI_ROOT}/users/$(id -un)/runs"
+    local path='' key='' newest='' bytes=''
+    if [[ -z "${ASI_RUN_SECONDS}" || ! -d "${runs}" || -L "${runs}" ]]; then
+        return 0
+    fi
+    if ! asi::active_runs; then
+        asi::did run kept 0 "${runs}" 'squeue did not answer, so no run counts as ended'
+        return 0
+    fi
+    while IFS= read -r path; do
+        asi::in_time || return 0
+        key="${path%/*}"
+        newest="$(find "${path}" -maxdepth 2 -printf '%T@\n' 2> /dev/null | sort -rn | head -n 1)"
+        if grep -qxF -- "asi-${key##*/}" <<< "${ASI_OUTPUT}" || [[ -z "${newest}" ]] \
+            || ((ASI_NOW - ${newest%%.*} <= ASI_RUN_SECONDS)); then
+            continue
+        fi
+        bytes="$(du -sk -- "${path}" 2> /dev/null | cut -f 1)"
+        if asi::for_real; then
+            chmod -R u+rwX -- "${path}" 2> /dev/null # an unpacked image may hold read-only directories
+        fi
+        asi::remove run "${path}" "$((${bytes:-0} * 1024))" "last written at ${newest%%.*}"
+        if asi::for_real; then
+            rmdir -- "${key}" 2> /dev/null || true
+        fi
+    done < <(find "${runs}" -mindepth 2 -maxdepth 2 -type d -regextype posix-extended \
+        -regex '.*/[0-9a-f]{32}/[0-9a-f]{16}')
+}
+
+# asi::prune_layers - this account's layer cache, down to ASI_CACHE_BYTES, the longest unused first.
+asi::prune_layers() {
+    local -r cache="${ASI_ROOT}/users/$(id -un)/cache"
+    local path='' bytes='' used='' sum=0
+    if [[ -z "${ASI_CACHE_BYTES}" || ! -d "${cache}" || -L "${cache}" ]]; then
+        return 0
+    fi
+    while IFS=$'\t' read -r used bytes path; do
+        sum=$((sum + bytes))
+        if ((sum > ASI_CACHE_BYTES)); then
+            asi::remove layer "${path}" "${bytes}" "last used at ${used%%.*}"
+        fi
+    done < <(find "${cache}" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}' \
+        -printf '%T@\t%s\t%p\n' | sort -rn)
+}
+
+asi::main() {
+    local path=''
+    asi::begin
+    ASI_ROOT="$(realpath -e -- "${ASI_WORKSPACE}" 2> /dev/null)" \
+        || asi::refuse no_workspace "workspace_root ${ASI_WORKSPACE} does not exist on $(uname -n)"
+    ASI_ALIASES="${ASI_ROOT}/aliases"
+    ASI_STORE="${ASI_ROOT}/store/sha256"
+    ASI_LOCKS="${ASI_ALIASES}/.locks"
+    for path in "${ASI_ALIASES}" "${ASI_ROOT}/store" "${ASI_STORE}"; do
+        if [[ -L "${path}" || ! -d "${path}" ]]; then
+            asi::refuse unsafe_workspace "${path} is not a directory; nothing was removed"
+        fi
+    done
+    trap 'asi::leave "$?"' EXIT
+    trap 'exit 143' TERM INT HUP
+    trap '' PIPE
+    if ! { asi::shared_directory "${ASI_LOCKS}" && ASI_NOW="$(asi::server_time)"; }; then
+        asi::refuse unavailable "cannot write below ${ASI_ALIASES}; nothing was removed"
+    fi
+    asi::prune_locks
+    asi::prune_aliases
+    asi::prune_store
+    asi::empty_trash
+    asi::prune_partials
+    asi::prune_runs
+    asi::prune_layers
+}
+
+asi::main

@@ -1,0 +1,100 @@
+# shellcheck shell=bash
+# Reading the catalog: versions of aliases and records of the store, each with what its file is like now. Takes no
+# lock: a version is complete before it has a number, and one rename makes it current.
+# Used by catalog.sh and by prepare.sh (asi::put_candidates). Fields: `version.N`, `stored.N` (facts, one line) and
+# the same with `.record` (the JSON as it is). Facts: what it is; then state, size, inode, mtime of the file.
+
+ASI_VERSIONS=0
+ASI_STORED=0
+
+# asi::file_facts PATH - `STATE SIZE INODE MTIME`; STATE is file, missing or other (a link, a directory ...).
+asi::file_facts() {
+    if [[ -f "$1" && ! -L "$1" ]]; then
+        stat -c 'file %s %i %Y' -- "$1" 2> /dev/null || printf 'missing 0 0 0\n'
+    elif [[ -e "$1" || -L "$1" ]]; then
+        printf 'other 0 0 0\n'
+    else
+        printf 'missing 0 0 0\n'
+    fi
+}
+
+# asi::put_version NAME NUMBER CURRENT - facts: `NAME NUMBER CURRENT PUBLISHED STATE SIZE INODE MTIME LINK`.
+asi::put_version() {
+    local -r name="$1" number="$2" current="$3"
+    local -r directory="${ASI_ROOT}/aliases/${name}.d/${number}"
+    local link='' target='' published=''
+    link="$(readlink -- "${directory}/image.sqsh" 2> /dev/null)" || return 0
+    published="$(stat -c %Y -- "${directory}/record.json" 2> /dev/null)" || return 0
+    target="${link}"
+    if [[ "${link}" == ../../../store/sha256/* ]]; then
+        target="${ASI_ROOT}/${link#../../../}"
+    fi
+    asi::put_text "version.${ASI_VERSIONS}" \
+        "${name} ${number} ${current} ${published} $(asi::file_facts "${target}") ${target}"
+    asi::put_file "version.${ASI_VERSIONS}.record" "${directory}/record.json" 1048577
+    ASI_VERSIONS=$((ASI_VERSIONS + 1))
+}
+
+# asi::current NAME - number of the committed version; nothing when there is none.
+asi::current() {
+    local number=''
+    number="$(readlink -- "${ASI_ROOT}/aliases/$1.d/current" 2> /dev/null)" || return 0
+    if [[ "${number}" =~ ^[1-9][0-9]{0,8}$ ]]; then
+        printf '%s\n' "${number}"
+    fi
+}
+
+# asi::put_alias NAME HISTORY - the current version, and with HISTORY 1 what the name meant before.
+asi::put_alias() {
+    local -r name="$1" history="$2" current="$(asi::current "$1")"
+    local number=''
+    if [[ -z "${current}" || -L "${ASI_ROOT}/aliases/${name}.d" ]]; then
+        return 0
+    fi
+    asi::put_version "${name}" "${current}" 1
+    if [[ "${history}" == 1 ]]; then
+        while IFS= read -r number; do
+            # a higher number than the current one was never committed
+            if ((number < current)); then
+                asi::put_version "${name}" "${number}" 0
+            fi
+        done < <(find "${ASI_ROOT}/aliases/${name}.d" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' \
+            | grep -Ex '[1-9][0-9]{0,8}' | sort -rn)
+    fi
+}
+
+# asi::put_stored SHA256 - facts: `SHA256 RECORDED STATE SIZE INODE MTIME PATH`.
+asi::put_stored() {
+    local -r base="${ASI_ROOT}/store/sha256/$1"
+    local recorded=''
+    recorded="$(stat -c %Y -- "${base}.json" 2> /dev/null)" || return 0
+    asi::put_text "stored.${ASI_STORED}" "$1 ${recorded} $(asi::file_facts "${base}.sqsh") ${base}.sqsh"
+    asi::put_file "stored.${ASI_STORED}.record" "${base}.json" 1048577
+    ASI_STORED=$((ASI_STORED + 1))
+}
+
+# asi::put_candidates DIGEST - the newest records that name DIGEST, of the store and of the aliases (an alias's record
+# may hold another kind of inspection than the first one). Only text is looked for; the caller reads and judges.
+asi::put_candidates() {
+    local path='' name='' number=''
+    local -r digest="$1"
+    while IFS= read -r path; do
+        case "${path}" in
+            */record.json)
+                number="${path%/record.json}"
+                name="${number%/*}"
+                name="${name##*/}"
+                asi::put_version "${name%.d}" "${number##*/}" 0
+                ;;
+            *.json)
+                path="${path##*/}"
+                asi::put_stored "${path%.json}"
+                ;;
+        esac
+    done < <({
+        find "${ASI_ROOT}/store/sha256" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}\.json' \
+            -exec grep -lsF -- "\"${digest}\"" {} +
+        find "${ASI_ROOT}/aliases" -mindepth 3 -maxdepth 3 -type f -regextype posix-extended \
+            -regex '.*\.d/[1-9][0-9]{0,8}/record\.json' -exec grep -lsF -- "\"${digest}\"" {} +
+    } | while IFS= read -r path; do stat -c '%Y %n' -- "${path}"; done | sort -rn | head -n 16 | cut -d ' ' -f 2-)
+}

@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# Shared by every command that runs over the SSH channel as `/bin/bash -p -s`: a clean Slurm environment, and
+# results between random markers, so that what login scripts print is never read as ours.
+
+set -uo pipefail
+umask 077
+export LC_ALL=C
+
+# asi::begin - the result starts here; the exit trap ends it with the status, whatever happens.
+asi::begin() {
+    local name=''
+    trap 'asi::end "$?"' EXIT
+    printf '\n%s begin\n' "${ASI_MARK}"
+    while IFS= read -r name; do
+        case "${name}" in
+            SLURM_CONF) ;;
+            SLURM_* | SBATCH_* | SQUEUE_* | SACCT_* | SCANCEL_* | SCONTROL_* | PMIX_*) unset "${name}" ;;
+        esac
+    done < <(compgen -e)
+    if [[ -n "${ASI_SLURM_CONF}" ]]; then
+        export SLURM_CONF="${ASI_SLURM_CONF}"
+    fi
+    if [[ -n "${ASI_SLURM_BIN}" ]]; then
+        PATH="${ASI_SLURM_BIN}:${PATH}"
+    fi
+    export PATH
+}
+
+asi::end() {
+    trap - EXIT
+    printf '\n%s end %s\n' "${ASI_MARK}" "$1"
+}
+
+# asi::put NAME - one field of the result; its bytes come from standard input.
+asi::put() {
+    printf '\n%s %s ' "${ASI_MARK}" "$1"
+    base64 | tr -d '\n'
+    printf '\n'
+}
+
+# asi::put_text NAME TEXT
+asi::put_text() {
+    printf '%s' "$2" | asi::put "$1"
+}
+
+# asi::put_file NAME FILE BYTES - a regular file, never through a link, bounded; nothing when it is not there.
+asi::put_file() {
+    if [[ -f "$2" && ! -L "$2" ]]; then
+        head -c "$3" -- "$2" | asi::put "$1"
+    fi
+}
+
+# asi::refuse WORD TEXT - the command cannot be done; WORD says which error it becomes.
+asi::refuse() {
+    asi::put_text refused "$1"
+    asi::put_text message "$2"
+    exit 3
+}
+
+# asi::run NAME SECONDS COMMAND... - run a Slurm command, on the profile's cluster when it names one; put its status,
+# output and errors as NAME.rc, NAME.out, NAME.err and leave status and output in ASI_STATUS and ASI_OUTPUT.
+asi::run() {
+    local -r name="$1" limit="$2" command="$3"
+    local errors=''
+    shift 3
+    if [[ -n "${ASI_CLUSTER}" ]]; then
+        set -- -M "${ASI_CLUSTER}" "$@"
+    fi
+    errors="$(mktemp)" || asi::refuse unavailable "mktemp failed on the login node"
+    ASI_STATUS=0
+    ASI_OUTPUT="$(timeout --kill-after=5 "${limit}" "${command}" "$@" < /dev/null 2> "${errors}")" || ASI_STATUS=$?
+    asi::put_text "${name}.rc" "${ASI_STATUS}"
+    asi::put_text "${name}.out" "${ASI_OUTPUT}"
+    head -c 65536 -- "${errors}" | asi::put "${name}.err"
+    rm -f -- "${errors}"
+}

@@ -1,0 +1,145 @@
+# shellcheck shell=bash
+# Looking at a SquashFS file from outside: is it whole, what is its hash, what would starting it touch, what does
+# it say about itself. Nothing here runs a byte of the image or writes a file whose name the image chose.
+
+readonly ASI_FACT_LIMIT=262144 # bytes kept of each file read out of the image
+readonly ASI_TARGETS='.lock .enroot etc etc/fstab etc/environment etc/rc proc dev dev/null dev/zero dev/urandom sys tmp asi asi/out asi/inspect_image.py'
+ASI_FD=''
+ASI_IDENTITY=''
+
+# asi::identity PATH - device, inode, size, mtime, ctime: changes when the file does.
+asi::identity() {
+    stat -L -c '%d %i %s %Y %Z' -- "$1"
+}
+
+# asi::superblock_bytes FILE OFFSET COUNT - little-endian number out of the superblock.
+asi::superblock_number() {
+    local -r file="$1" offset="$2" count="$3"
+    local -a byte=()
+    local index=0 number=0
+    read -r -a byte <<< "$(od -An -v -tu1 -j "${offset}" -N "${count}" -w16 -- "${file}")"
+    ((${#byte[@]} == count)) || return 1
+    for ((index = count - 1; index >= 0; index--)); do
+        number=$((number * 256 + byte[index]))
+    done
+    printf '%s\n' "${number}"
+}
+
+# asi::check_squashfs FILE - whole: magic, size not below the superblock's bytes_used, and a full listing
+# (`unsquashfs -s` alone passes a truncated file).
+asi::check_squashfs() {
+    local -r file="$1"
+    local magic='' used='' size=''
+    magic="$(asi::superblock_number "${file}" 0 4)" || magic=0
+    if ((magic != 0x73717368)); then
+        asi::fail "${E_BROKEN_SQUASHFS}" "not a SquashFS file: ${file}"
+    fi
+    used="$(asi::superblock_number "${file}" 40 8)" || used=-1
+    size="$(stat -L -c %s -- "${file}")"
+    if ((used < 96 || size < used)); then
+        asi::fail "${E_BROKEN_SQUASHFS}" "the SquashFS file is incomplete: ${size} bytes of ${used}"
+    fi
+    ASI_READER=asi::read_listing
+    asi::tool "${ASI_SCRATCH}/listing" 900 unsquashfs -lls "${file}" \
+        || asi::fail "${E_BROKEN_SQUASHFS}" "the SquashFS file cannot be listed: $(grep '^error ' "${ASI_SCRATCH}/listing" | tail -n 3)"
+    ASI_READER=asi::bounded
+}
+
+# asi::read_listing FILE - reduce a listing of any length to what is asked of it: the entries that Enroot would
+# open before the image is the root directory (`target`), some programs (`program`), the last errors (`error`).
+asi::read_listing() {
+    awk -v names="${ASI_TARGETS}" '
+        BEGIN { count = split(names, list, " "); for (i = 1; i <= count; i++) target[list[i]] = 1 }
+        !/^[-dlbcps]([r-][w-][xsStT-]){3} / || !/squashfs-root\// { if (!/squashfs-root$/ && NF) last = $0; next }
+        {
+            type = substr($0, 1, 1)
+            path = $0
+            sub(/^.*squashfs-root\//, "", path)
+            if (type == "l") sub(/ -> .*$/, "", path)
+            if (path in target) print "target", type, path
+            if (type == "-" && /^...x/ && path ~ /^[A-Za-z0-9._+\/-]+$/) {
+                if (path ~ /^(usr\/)?s?bin\/[^\/]+$/) { if (usual++ < 12) print "program", path }
+                else if (other++ < 8) print "program", path
+            }
+        }
+        END { if (last != "") print "error", substr(last, 1, 300) }
+    ' > "$1"
+}
+
+# asi::pick_hash_tool - the fastest present: OpenSSL uses the processor's SHA instructions, older coreutils do not.
+asi::pick_hash_tool() {
+    if command -v openssl > /dev/null && openssl dgst -sha256 -r < /dev/null > /dev/null 2>&1; then
+        ASI_HASH_TOOL=openssl
+    else
+        ASI_HASH_TOOL=sha256sum
+    fi
+    asi::log "hashing with ${ASI_HASH_TOOL}"
+}
+
+# asi::sha256 - hex SHA-256 of standard input.
+asi::sha256() {
+    local line=''
+    if [[ "${ASI_HASH_TOOL}" == openssl ]]; then
+        line="$(openssl dgst -sha256 -r)"
+    else
+        line="$(sha256sum)"
+    fi
+    line="${line%% *}"
+    [[ "${line}" =~ ^[0-9a-f]{64}$ ]] || return 1
+    printf '%s\n' "${line}"
+}
+
+# asi::compare_identity - the path still names the file that was hashed, and nobody wrote to it.
+asi::compare_identity() {
+    local now='' held=''
+    now="$(asi::identity "${ASI_WORK}" 2> /dev/null)" || now=gone
+    held="$(asi::identity "/proc/self/fd/${ASI_FD}")"
+    if [[ "${now}" != "${ASI_IDENTITY}" || "${held}" != "${ASI_IDENTITY}" ]]; then
+        asi::fail "${E_CHANGED}" "${ASI_WORK} changed during inspection"
+    fi
+}
+
+# asi::refuse_unsafe - Enroot opens these paths in the image as the user, before the image is the root directory;
+# a link there would lead to the host, a pipe would hang.
+asi::refuse_unsafe() {
+    local type='' path=''
+    while read -r _ type path; do
+        if [[ "${type}" != [-d] ]]; then
+            asi::fail "${E_UNSAFE_IMAGE}" "/${path} is neither a regular file nor a directory (type '${type}')"
+        fi
+    done < <(grep '^target ' "${ASI_SCRATCH}/listing")
+}
+
+# asi::cat_fact NAME PATH... - first of PATH that is a regular file in the image, bounded, into output/static/NAME.
+asi::cat_fact() {
+    local -r name="$1"
+    local -r target="${ASI_ATTEMPT_DIR}/output/static/${name}"
+    local path=''
+    shift
+    for path in "$@"; do
+        timeout 60 unsquashfs -cat "${ASI_WORK}" "${path}" 2> /dev/null | head -c "${ASI_FACT_LIMIT}" > "${target}" || true
+        if [[ -s "${target}" ]]; then
+            return 0
+        fi
+    done
+    rm -f -- "${target}"
+}
+
+# asi::read_static_facts FILE - what the image says about itself, as bytes; core/image_facts.py reads them.
+asi::read_static_facts() {
+    local -r file="$1" static="${ASI_ATTEMPT_DIR}/output/static"
+    local path=''
+    head -c 96 -- "${file}" > "${static}/superblock"
+    asi::cat_fact os-release usr/lib/os-release etc/os-release
+    asi::cat_fact environment etc/environment
+    asi::cat_fact rc etc/rc
+    while IFS= read -r path; do
+        timeout 60 unsquashfs -cat "${file}" "${path}" 2> /dev/null | head -c 64 > "${static}/elf" || true
+        if [[ "$(head -c 4 "${static}/elf" | od -An -tx1 | tr -d ' ')" == 7f454c46 ]]; then
+            break
+        fi
+        rm -f -- "${static}/elf"
+    done < <(sed -n 's/^program //p' "${ASI_SCRATCH}/listing")
+    { timeout 60 unsquashfs -cat "${file}" var/lib/dpkg/status 2> /dev/null || true; } \
+        | head -c 134217728 | awk '/^Status: .* installed$/ { n++ } END { if (n) print n }' > "${static}/dpkg-count" || true
+}

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a failed job left behind to the one error that says what to do.
+
+``EXIT_CODES`` is the table for ``cluster/job.sh``'s exit codes (a test compares the two). Enroot's own failures
+all end with status 1, so its output is read for the few sentences that tell them apart (``PATTERNS``); curl's
+statuses 6 and 7 speak for themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_slurm_images.core.errors import (
+    IntegrityError,
+    JobFailedError,
+    RegistryAuthError,
+    RegistryError,
+    RegistryNotFoundError,
+    RegistryRateLimitedError,
+    RegistryUnavailableError,
+    SlurmImagesError,
+    UnsafeImageError,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One way a job can fail: machine-readable word, sentence, remedy, error class, can a retry help."""
+
+    reason: str
+    message: str
+    remedy: str
+    error: type[SlurmImagesError] = JobFailedError
+    retryable: bool = False
+
+
+_RETRY = "Retry the task; the run directory keeps the logs."
+_CREDENTIALS_HINT = (
+    "Check login and password of the registry connection (or the cluster user's own Enroot credentials) and the "
+    "right to pull this repository. Enroot's 'Authentication succeeded' does not prove the password was right."
+)
+
+EXIT_CODES: Mapping[int, Failure] = {
+    70: Failure("internal", "the job script failed unexpectedly", _RETRY, retryable=True),
+    71: Failure(
+        "tampered",
+        "a staged file was changed after it was written",
+        "Find out who can write to the run directory; then clear the task.",
+        IntegrityError,
+    ),
+    72: Failure("superseded", "another job already runs this attempt", "Nothing: the other job goes on."),
+    73: Failure(
+        "no_space",
+        "not enough free space",
+        "Free space in the named directory, point scratch_root elsewhere, or lower min_free.",
+        retryable=True,
+    ),
+    74: Failure(
+        "tool_missing",
+        "a tool the job needs is not there",
+        "Install it on the compute nodes, or name its directory in enroot_bin or path_prepend.",
+    ),
+    75: Failure(
+        "enroot_too_old",
+        "the node's Enroot is too old for this repository",
+        "Use Enroot 4, or a repository with a namespace.",
+    ),
+    76: Failure(
+        "source_not_visible",
+        "the file is not visible on the compute node",
+        "Put it on a file system that the compute nodes mount, or choose another partition.",
+    ),
+    77: Failure(
+        "source_refused",
+        "the path does not name a readable regular file",
+        "Give the absolute path of the .sqsh file itself, readable for the cluster account.",
+    ),
+    78: Failure("import_failed", "Enroot could not import the image", _RETRY, retryable=True),
+    79: Failure(
+        "architecture_mismatch",
+        "the image is for another architecture",
+        "Pin the digest of the image (or platform) for this architecture, or pass the right arch.",
+    ),
+    80: Failure(
+        "broken_squashfs",
+        "the SquashFS file is not whole",
+        "Import or copy the file again; it was not published.",
+        IntegrityError,
+    ),
+    81: Failure(
+        "changed_during_inspection",
+        "the file changed during inspection",
+        "Inspect it again when nobody writes to it.",
+        IntegrityError,
+    ),
+    82: Failure(
+        "unsafe_image",
+        "the image was not started: it would act on the host",
+        "Use kind 'generic', which reads the file without starting it, or repair the image.",
+        UnsafeImageError,
+    ),
+    83: Failure("start_failed", "the image could not be started", _RETRY, retryable=True),
+    84: Failure("no_python", "the image has no usable Python", "Use kind 'generic' for images without Python."),
+    85: Failure(
+        "inspection_failed",
+        "the inspector could not make the record",
+        "Read its message; kind 'generic' works for any image.",
+    ),
+    86: Failure(
+        "inspection_timeout",
+        "the inspection took too long",
+        "Raise inspect_timeout in the profile, if the image is to be trusted.",
+    ),
+    87: Failure(
+        "store_corrupt",
+        "the store holds a file whose bytes are not its name",
+        "Verify the named file and move it away by hand; nothing was overwritten.",
+        IntegrityError,
+    ),
+    88: Failure("store_write", "the store could not be written", "Check space, quota and rights.", retryable=True),
+    89: Failure("no_scratch", "no scratch directory could be made", "Set scratch_root in the profile.", retryable=True),
+}
+"""Exit code of ``job.sh`` -> what it means."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A sentence in a tool's output that tells more than its exit status."""
+
+    expression: re.Pattern[str]
+    failure: Failure
+
+
+def _pattern(expression: str, failure: Failure) -> Pattern:
+    return Pattern(re.compile(expression, re.IGNORECASE), failure)
+
+
+_NO_SPACE = Failure("no_space", "no space left on device", EXIT_CODES[73].remedy, retryable=True)
+_QUOTA = Failure(
+    "quota",
+    "disk quota exceeded",
+    "Free space below the named directory or ask for a larger quota.",
+    retryable=True,
+)
+_NGC = Failure(
+    "registry_auth",
+    "NVIDIA's registry refused the login",
+    "NGC needs two credentials lines, for nvcr.io and for authn.nvidia.com, with login $oauthtoken.",
+    RegistryAuthError,
+)
+_AUTH = Failure("registry_auth", "the registry refused the login", _CREDENTIALS_HINT, RegistryAuthError)
+
+PATTERNS: tuple[Pattern, ...] = (
+    _pattern(r"No space left on device", _NO_SPACE),
+    _pattern(r"Disk quota exceeded", _QUOTA),
+    _pattern(
+        r"failed to execute: \S*sh: No such file",
+        Failure(
+            "no_shell",
+            "the image has no shell, so it cannot be started",
+            "Use kind 'generic', which reads the image without starting it.",
+        ),
+    ),
+    _pattern(
+        r"failed to create user namespace|unshare: .*(Operation not permitted|No space left)",
+        Failure(
+            "no_user_namespaces",
+            "user namespaces are unavailable on the node",
+            "Ask for user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1 on the nodes (importing "
+            "may work without), or use 'exclude' to avoid this node.",
+        ),
+    ),
+    _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error code: 40[13]", _NGC),
+    _pattern(r"returned error code: 40[13]", _AUTH),
+    _pattern(
+        r"returned error code: 404",
+        Failure(
+            "registry_not_found",
+            "the registry has no such repository or digest",
+            "Check repository and digest; an old registry needs the image as Docker schema 2.",
+            RegistryNotFoundError,
+        ),
+    ),
+    _pattern(
+        r"returned error code: 429",
+        Failure(
+            "rate_limited",
+            "the registry limits the rate",
+            "Log in, or retry later.",
+            RegistryRateLimitedError,
+        ),
+    ),
+    _pattern(
+        r"returned error( code)?: 5\d\d|curl: \((5|6|7|18|28|35|52|55|56)\)|Could not resolve host",
+        Failure(
+            "registry_unavailable",
+            "the registry could not be reached from the compute node",
+            "Check registry host, proxy and network of the compute nodes; retry later.",
+            RegistryUnavailableError,
+        ),
+    ),
+    _pattern(
+        r"curl: \((51|53|54|58|59|60|77|83)\)",
+        Failure(
+            "registry_tls",
+            "the registry's certificate was not accepted",
+            "Name the CA bundle in the profile's environment (CURL_CA_BUNDLE), or correct the host name.",
+            RegistryError,
+        ),
+    ),
+    _pattern(
+        r"Checksum mismatch|checksum did NOT match|digest mismatch",
+        Failure(
+            "layer_mismatch",
+            "a layer's bytes are not its digest",
+            "The registry serves wrong bytes.",
+            IntegrityError,
+        ),
+    ),
+    _pattern(r"Could not create destination file|Stale file handle", EXIT_CODES[88]),
+)
+"""First match in an Enroot log decides; the more specific stand first."""
+
+_LAST_LINE_LOGIN = re.compile(r"\[INFO\] (Authenticating with user|Using credentials from file)")
+_TOOL_PHASES = frozenset({"import", "inspect", "store", "hash"})
+
+
+def explain(exit_status: int, phase: str, logs: Mapping[str, str]) -> Failure:
+    """The failure behind an exit status of ``job.sh``, refined by what the tools printed.
+
+    ``logs`` maps file name to the end of each log. A login that a registry refuses leaves no error line in
+    Enroot's output: it just ends after saying whom it authenticates.
+    """
+    failure = EXIT_CODES.get(exit_status) or _signal_failure(exit_status)
+    if phase not in _TOOL_PHASES or failure.reason not in {
+        "import_failed",
+        "start_failed",
+        "store_write",
+        "internal",
+    }:
+        return failure
+    text = "\n".join(logs.get(name, "") for name in ("enroot.log", "inspect.log", "slurm.out"))
+    for pattern in PATTERNS:
+        if pattern.expression.search(text):
+            return pattern.failure
+    lines = [line for line in logs.get("enroot.log", "").splitlines() if line.strip()]
+    if phase == "import" and lines and _LAST_LINE_LOGIN.search(lines[-1]):
+        return _AUTH
+    return failure
+
+
+def _signal_failure(exit_status: int) -> Failure:
+    if exit_status > 128:
+        return Failure("signalled", f"the job was ended by signal {exit_status - 128}", _RETRY, retryable=True)
+    return Failure("job_failed", f"the job ended with exit status {exit_status}", _RETRY, retryable=True)

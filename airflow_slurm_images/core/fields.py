@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Field types shared by the records: what a digest, an alias, a path or a token may look like.
+
+Paths end up in shell words, in Enroot's mount fields (split at ``:`` and ``,``) and inside a quoted word of
+Enroot's own mount helper, so their alphabet is small on purpose.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Annotated
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, StringConstraints
+
+MAX_PATH = 1024
+_PATH = re.compile(r"/[A-Za-z0-9._/+@%=~-]*")
+
+
+def _safe_path(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("the path must be absolute")
+    if len(value) > MAX_PATH:
+        raise ValueError(f"the path is longer than {MAX_PATH} characters")
+    if not _PATH.fullmatch(value):
+        raise ValueError("the path may hold only letters, digits and . _ / + @ % = ~ -")
+    if ".." in value.split("/"):
+        raise ValueError("the path must not hold '..'")
+    return posixpath.normpath(value).replace("//", "/")
+
+
+def _requirement(value: str) -> str:
+    try:
+        requirement = Requirement(value)
+    except InvalidRequirement as err:
+        raise ValueError(f"{value!r} is not a PEP 508 requirement such as 'torch>=2.4'") from err
+    if requirement.url is not None or requirement.extras:
+        raise ValueError(f"{value!r}: a direct URL or extras cannot be checked in an image; name and version can")
+    return str(requirement)
+
+
+SafePath = Annotated[str, AfterValidator(_safe_path)]
+"""Absolute POSIX path without ``..`` and without characters that a shell or Enroot would take apart."""
+
+ImagePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,4095}$")]
+"""Absolute path inside an image, as the image spells it."""
+
+AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Alias of a published image: starts with a letter or digit, at most 128 characters."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+OciDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._+@:/,&|*()\[\]-]{0,255}$")]
+"""One word for a batch directive: no white space, no quotes, no leading dash (see ``core/batch.py``)."""
+
+ClusterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+LoginName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}\$?$")]
+GroupName = LoginName
+Architecture = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
+HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")]
+SquashOptions = Annotated[str, StringConstraints(pattern=r"^(-[A-Za-z]|[A-Za-z0-9])[A-Za-z0-9 ._=+-]{0,510}$|^$")]
+DistributionRequirement = Annotated[str, AfterValidator(_requirement)]
+PythonVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]

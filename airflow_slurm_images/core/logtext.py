@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making a job's output fit for a task log: whole lines, no control characters, no secrets, bounded."""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_SECRETS = (
+    re.compile(r"(?i)((?:proxy-)?authorization\s*[:=]\s*)(?:(?:basic|bearer|negotiate|digest)\s+)?[^\s\"']+"),
+    re.compile(r"(?i)\b((?:basic|bearer)\s+)[A-Za-z0-9+/_.~=-]{6,}"),
+    re.compile(
+        r"(?i)\b((?:[a-z0-9_.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key))[\"']?\s*[:=]\s*)[^\s,;&\"']+"
+    ),
+    re.compile(r"(?i)\b((?:password|passwd)\s+)\S+"),
+    re.compile(r"(://)[^/@\s:]+:[^/@\s]+(?=@)"),
+)
+
+
+def clean(text: str) -> str:
+    """Drop terminal sequences and control characters (all but newline and tab) and mask what looks secret.
+
+    >>> clean("Authorization: Bearer abc123")
+    'Authorization: ***'
+    """
+    text = _CONTROL.sub("", _ANSI.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+    for pattern in _SECRETS:
+        text = pattern.sub(lambda match: f"{match[1]}{MASK}", text)
+    return text
+
+
+def tail(text: str, lines: int = 20) -> str:
+    """Last ``lines`` non-empty lines, cleaned, each at most 500 characters."""
+    kept = [line.rstrip()[:500] for line in clean(text).splitlines() if line.strip()]
+    return "\n".join(kept[-lines:])
+
+
+class LineStream:
+    """Cut a stream of chunks into cleaned lines, up to ``limit`` bytes in all; then one note, then silence."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._rest = b""
+        self.full = False
+
+    def feed(self, chunk: bytes, *, last: bool = False) -> list[str]:
+        """Whole lines so far; with ``last`` also an unfinished one."""
+        if self.full:
+            return []
+        room = self._limit - self._taken
+        self._taken += len(chunk)
+        data = self._rest + chunk[:room]
+        self.full = self._taken > self._limit
+        head, separator, self._rest = data.rpartition(b"\n")
+        if last or self.full or len(self._rest) > 8192:
+            head, separator, self._rest = data, b"", b""
+        lines = clean((head + separator).decode("utf-8", "replace")).splitlines()
+        if self.full:
+            lines.append(f"... output is longer than {self._limit} bytes; the rest is in the run directory")
+        return [line for line in lines if line.strip()]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at waiting jobs: what is asked for each (:class:`Watch`) and what came back (:class:`Observation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from airflow_slurm_images.core.evidence import (
+    Completion,
+    CompletionForeign,
+    CompletionFound,
+    CompletionInvalid,
+    Evidence,
+)
+from airflow_slurm_images.core.records import MAX_RECORD_BYTES, CompletionRecord
+from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.slurm import (
+    SACCT_FIELDS,
+    SQUEUE_FORMAT,
+    AccountingAnswer,
+    ControlAnswer,
+    QueueAnswer,
+    interpret_sacct,
+    interpret_scontrol,
+    interpret_squeue,
+)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One job to look at. ``log_offset`` None: go on where the stream of ``stream`` was kept on the cluster."""
+
+    job_id: int
+    job_name: str
+    token: str
+    directory: str
+    submitted_at: str
+    stream: str
+    log_offset: int | None
+    log_bytes: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one look brought back for one job. ``claimed_by`` is the id of the job that runs the attempt."""
+
+    evidence: Evidence
+    record: CompletionRecord | None = None
+    phase: str | None = None
+    log: bytes = b""
+    log_offset: int = 0
+    claimed_by: int | None = None
+    missing: bool = False
+
+
+def payload(watches: Sequence[Watch]) -> bytes:
+    """Standard input of ``observe.sh``: one line a job."""
+    lines = [
+        f"{index} {watch.job_id} {watch.job_name} {watch.directory} {watch.stream} "
+        f"{'kept' if watch.log_offset is None else watch.log_offset} {watch.log_bytes}\n"
+        for index, watch in enumerate(watches)
+    ]
+    return "".join(lines).encode()
+
+
+def variables(watches: Sequence[Watch]) -> dict[str, str]:
+    """Constants of ``observe.sh``; the start bound is the oldest submission by the cluster's own clock."""
+    return {
+        "ASI_SINCE": min(watch.submitted_at for watch in watches),
+        "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
+        "ASI_SACCT_FIELDS": SACCT_FIELDS,
+    }
+
+
+def read(result: RemoteResult, watches: Sequence[Watch]) -> list[Observation]:
+    """Observations in the order of ``watches``; what concerns one job never touches another."""
+    queue = _queue(result)
+    accounting = _accounting(result)
+    return [_read_one(result, str(index), watch, queue, accounting) for index, watch in enumerate(watches)]
+
+
+def _read_one(
+    result: RemoteResult, index: str, watch: Watch, queue: QueueAnswer, accounting: AccountingAnswer | None
+) -> Observation:
+    completion, record = read_completion(result.data(f"{index}.completion"), watch.token)
+    claim = result.text(f"{index}.claim").split()
+    claimed_by = int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None
+    phase = result.text(f"{index}.phase").split()
+    offset = result.text(f"{index}.offset")
+    return Observation(
+        evidence=Evidence(
+            queue=queue,
+            completion=completion,
+            accounting=accounting,
+            control=_control(result, claimed_by or watch.job_id),
+        ),
+        record=record,
+        phase=phase[0] if phase else None,
+        log=result.data(f"{index}.log") or b"",
+        log_offset=int(offset) if offset.isdigit() else watch.log_offset or 0,
+        claimed_by=claimed_by,
+        missing=result.data(f"{index}.missing") is not None,
+    )
+
+
+def read_completion(data: bytes | None, token: str) -> tuple[Completion, CompletionRecord | None]:
+    """Judge a completion record: none, ours, another attempt's, or unreadable."""
+    if data is None:
+        return None, None
+    if len(data) > MAX_RECORD_BYTES:
+        return CompletionInvalid("the completion record is larger than 1 MiB"), None
+    try:
+        record = CompletionRecord.model_validate_json(data)
+    except ValidationError as err:
+        return CompletionInvalid(f"the completion record is not valid: {err.errors(include_url=False)[0]['msg']}"), None
+    if record.token != token:
+        return CompletionForeign(), None
+    return CompletionFound(record.exit_status), record
+
+
+def _answer(result: RemoteResult, name: str) -> tuple[int, str, str] | None:
+    status = result.text(f"{name}.rc")
+    if not status.isdigit():
+        return None
+    return int(status), result.text(f"{name}.out"), result.text(f"{name}.err")
+
+
+def _queue(result: RemoteResult) -> QueueAnswer:
+    answer = _answer(result, "squeue")
+    # Not asked: every job of this look has its record, and a record outranks the queue.
+    return interpret_squeue(*answer) if answer else QueueAnswer("ok")
+
+
+def queue_answer(result: RemoteResult) -> QueueAnswer:
+    """The queue as one command saw it; ``unknown`` when it was not asked at all."""
+    answer = _answer(result, "squeue")
+    return interpret_squeue(*answer) if answer else QueueAnswer("unknown", detail="squeue gave no answer")
+
+
+def _accounting(result: RemoteResult) -> AccountingAnswer | None:
+    answer = _answer(result, "sacct")
+    return interpret_sacct(*answer) if answer else None
+
+
+def _control(result: RemoteResult, job_id: int) -> ControlAnswer | None:
+    answer = _answer(result, f"scontrol.{job_id}")
+    return interpret_scontrol(*answer) if answer else None

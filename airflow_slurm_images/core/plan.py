@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifecycle plan: one attempt of one run key, bound to request, profile, paths and package-owned files.
+
+A plan is built once, written to the attempt directory and loaded again by whoever takes over the task. Loading
+re-derives every value that follows from another one and checks the digest over all fields, so that a changed
+byte anywhere is refused rather than acted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from airflow_slurm_images.core.fields import Hex16, Hex32, LoginName, OciDigest, SafePath, Sha256
+from airflow_slurm_images.core.profile import ClusterProfile
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, Request
+
+PACKAGE_FILES = (
+    "job.sh",
+    "process.sh",
+    "squashfs.sh",
+    "store.sh",
+    "enroot.sh",
+    "enroot.rc",
+    "start.conf",
+    "inspect_image.py",
+    "enroot-sysconf/mounts.d/10-base.fstab",
+)
+"""Files of ``cluster/`` that run in the job; each one's SHA-256 stands in every plan."""
+
+JOB_NAME_PREFIX = "asi-"
+
+
+def run_key(deployment_id: str, dag_id: str, task_id: str, run_id: str, map_index: int) -> str:
+    """Name one task's work: 32 hex characters that every try of it shares, whatever its templates render to."""
+    parts = json.dumps([deployment_id, dag_id, task_id, run_id, map_index], ensure_ascii=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+def job_name(key: str) -> str:
+    """Slurm job name of a run key; unique per task, so singleton and look-ups by name work."""
+    return f"{JOB_NAME_PREFIX}{key}"
+
+
+def canonical_digest(value: Any) -> str:
+    """SHA-256 over the canonical JSON (sorted keys, no white space) of ``value``."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def request_digest(request: ImportRequest | InspectRequest, profile: ClusterProfile) -> str:
+    """Identity of what was asked for: a live job with another one is not ours to adopt."""
+    return canonical_digest([request.model_dump(mode="json"), profile.model_dump(mode="json")])
+
+
+class LifecyclePlan(BaseModel):
+    """Everything the cluster side of one attempt needs; immutable, versioned, strict.
+
+    ``workspace`` is the resolved root (``realpath``), ``login`` the account on the cluster, ``generation`` the
+    number of the first try since the run began or was cleared. Raises ``pydantic.ValidationError`` when loaded
+    with any field changed.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    run_key: Hex32
+    attempt: Hex16
+    token: Hex32
+    generation: int = Field(ge=1)
+    request: Request
+    request_digest: Sha256
+    profile: ClusterProfile
+    workspace: SafePath
+    login: LoginName
+    job_name: str
+    attempt_directory: SafePath
+    store_directory: SafePath
+    cache_directory: SafePath
+    source_digest: OciDigest | None
+    package_files: dict[str, Sha256]
+    plan_digest: Sha256
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        run_key: str,
+        attempt: str,
+        token: str,
+        generation: int,
+        request: ImportRequest | InspectRequest,
+        profile: ClusterProfile,
+        workspace: str,
+        login: str,
+        package_files: Mapping[str, str],
+    ) -> LifecyclePlan:
+        """Derive all that follows from the arguments and return the validated plan."""
+        values: dict[str, Any] = {
+            "schema_version": 1,
+            "run_key": run_key,
+            "attempt": attempt,
+            "token": token,
+            "generation": generation,
+            "request": request.model_dump(mode="json"),
+            "profile": profile.model_dump(mode="json"),
+            "workspace": workspace,
+            "login": login,
+            "package_files": dict(package_files),
+            **_derived(run_key, attempt, request, profile, workspace, login),
+        }
+        values["plan_digest"] = canonical_digest(values)
+        return cls.model_validate_json(json.dumps(values))
+
+    @model_validator(mode="after")
+    def _invariants(self) -> LifecyclePlan:
+        derived = _derived(self.run_key, self.attempt, self.request, self.profile, self.workspace, self.login)
+        for name, value in derived.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} does not follow from the other fields of the plan")
+        if set(self.package_files) != set(PACKAGE_FILES):
+            raise ValueError("package_files must name exactly the files of this package")
+        if canonical_digest(self.model_dump(mode="json", exclude={"plan_digest"})) != self.plan_digest:
+            raise ValueError("plan_digest does not fit the plan: a field was changed")
+        return self
+
+    def to_json(self) -> str:
+        """JSON text as it is staged; loading it back gives an equal plan."""
+        return self.model_dump_json(indent=1) + "\n"
+
+
+def _derived(
+    key: str,
+    attempt: str,
+    request: ImportRequest | InspectRequest,
+    profile: ClusterProfile,
+    workspace: str,
+    login: str,
+) -> dict[str, Any]:
+    return {
+        "request_digest": request_digest(request, profile),
+        "job_name": job_name(key),
+        "attempt_directory": f"{workspace}/users/{login}/runs/{key}/{attempt}",
+        "store_directory": f"{workspace}/store/sha256",
+        "cache_directory": f"{workspace}/users/{login}/cache",
+        "source_digest": request.reference.digest if isinstance(request, ImportRequest) else None,
+    }

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that cross a boundary: plan, completion, inspection, image record, job handle.
+
+All are strict and frozen. What we write ourselves (plan, completion) forbids unknown keys; what others keep and
+read back years later (image record) keeps keys it does not know: ``schema_version`` is a whole major.
+Load with ``Model.model_validate_json(text)``; a record over :data:`MAX_RECORD_BYTES` is refused by its reader.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from airflow_slurm_images.core.fields import (
+    AliasName,
+    ClusterName,
+    Hex16,
+    Hex32,
+    ImagePath,
+    NonEmpty,
+    OciDigest,
+    PythonVersion,
+    SafePath,
+    Sha256,
+)
+from airflow_slurm_images.core.plan import LifecyclePlan
+from airflow_slurm_images.core.profile import ClusterProfile
+
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "ClusterProfile",
+    "CompletionRecord",
+    "ImageRecord",
+    "InspectionRecord",
+    "JobHandle",
+    "LifecyclePlan",
+]
+
+MAX_RECORD_BYTES = 1024 * 1024
+"""Largest record accepted anywhere (1 MiB), so that one image cannot flood XCom or a worker's memory."""
+
+Operation = Literal["import_oci", "inspect_sqsh"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+
+class CompletedFile(_Strict):
+    """The ``.sqsh`` the job worked on: identity as the job saw it. ``mtime`` in seconds since the epoch."""
+
+    path: SafePath
+    sha256: Sha256
+    size_bytes: int = Field(ge=0)
+    inode: int = Field(ge=0)
+    mtime: int
+    managed: bool
+
+
+class CompletionRecord(_Strict):
+    """Written last, by rename, by the job itself; ``token`` binds it to one attempt."""
+
+    schema_version: Literal[1]
+    token: Hex32
+    operation: Operation
+    exit_status: int = Field(ge=0, le=255)
+    phase: NonEmpty
+    tool_status: int = Field(ge=0, le=255)
+    job_id: int = Field(gt=0)
+    restart_count: int = Field(ge=0)
+    cluster: str
+    node: str
+    elapsed_seconds: int = Field(ge=0)
+    hash_tool: str
+    machine: str
+    sqsh: CompletedFile | None
+
+
+class Distribution(_Strict):
+    """One installed distribution: canonical name (PEP 503) and version."""
+
+    name: NonEmpty
+    version: NonEmpty
+
+
+class ClientInspection(_Strict):
+    """Facts of a Python client image."""
+
+    kind: Literal["client"]
+    python_implementation: NonEmpty
+    python_version: PythonVersion
+    python_abi: NonEmpty
+    distributions: tuple[Distribution, ...]
+    installer_path: ImagePath
+    installer_version: NonEmpty
+
+
+class ServingInspection(_Strict):
+    """Facts of a serving image."""
+
+    kind: Literal["serving"]
+    server_type: Literal["vllm"]
+    runtime_version: NonEmpty
+    executable_path: ImagePath
+
+
+class GenericInspection(_Strict):
+    """Any image; everything known stands under the image record's ``image``."""
+
+    kind: Literal["generic"]
+
+
+Inspection = Annotated[ClientInspection | ServingInspection | GenericInspection, Field(discriminator="kind")]
+
+
+class InspectionRecord(_Strict):
+    """The facts found inside the image, bound to the SHA-256 of the ``.sqsh`` by the job, not by the image."""
+
+    schema_version: Literal[1] = 1
+    inspector_version: NonEmpty
+    sqsh_sha256: Sha256
+    inspection: Inspection
+
+
+class SourceIdentity(_Open):
+    """Where an imported image came from. ``oci_digest`` is the pinned digest; the tag is information only."""
+
+    reference: NonEmpty
+    registry: NonEmpty
+    repository: NonEmpty
+    requested_tag: str | None
+    oci_digest: OciDigest
+
+
+class SqshIdentity(_Open):
+    """The file: another identity than the OCI digest, never compared with it."""
+
+    path: SafePath
+    alias_path: SafePath | None
+    sha256: Sha256
+    size_bytes: int = Field(ge=0)
+    managed: bool
+
+
+class JobFacts(_Open):
+    """The Slurm job that did the work."""
+
+    job_id: int = Field(gt=0)
+    cluster: str
+    node: str
+    state: str
+    elapsed_seconds: int = Field(ge=0)
+    run_directory: SafePath
+
+
+class ImageRecord(_Open):
+    """What a task returns: source, file, inspection, image facts and job, as plain JSON in XCom."""
+
+    schema_version: Literal[1] = 1
+    operation: Operation
+    name: AliasName | None
+    cluster: str
+    source: SourceIdentity | None
+    sqsh: SqshIdentity
+    inspection: InspectionRecord
+    image: dict[str, Any]
+    job: JobFacts
+    reused: bool = False
+
+
+class JobHandle(_Open):
+    """A submitted job, enough to find it again: what the operator returns with ``wait_for_completion=False``.
+
+    ``submitted_at`` is the login node's local time (``YYYY-MM-DDTHH:MM:SS``), the start bound for accounting;
+    the worker's clock never enters.
+    """
+
+    schema_version: Literal[1] = 1
+    slurm_conn_id: NonEmpty
+    job_id: int = Field(gt=0)
+    cluster: ClusterName | None
+    job_name: NonEmpty
+    run_key: Hex32
+    attempt: Hex16
+    token: Hex32
+    workspace: SafePath
+    run_directory: SafePath
+    submitted_at: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d$")]
+    profile: dict[str, Any] = Field(default_factory=dict)
+    on_conflict: Literal["replace", "fail"] = "replace"

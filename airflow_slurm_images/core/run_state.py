@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cluster knows of one run when a task starts: its attempts, its active jobs, and what to do about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from airflow_slurm_images.core.decide import CompletionFound
+from airflow_slurm_images.core.observation import queue_answer, read_completion
+from airflow_slurm_images.core.plan import LifecyclePlan
+from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.slurm import (
+    AmbiguousSubmissionError,
+    QueueAnswer,
+    QueueRow,
+    SubmittedJob,
+    parse_sbatch,
+)
+from airflow_slurm_images.core.states import StateClass, classify
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt directory as it was found. ``plan`` is None when it is missing or was changed."""
+
+    name: str
+    plan: LifecyclePlan | None
+    submitted: SubmittedJob | None
+    submitted_at: str | None
+    claimed_by: int | None
+    fenced: bool
+    generations: frozenset[int]
+    exit_status: int | None
+
+    @property
+    def job_ids(self) -> frozenset[int]:
+        """Jobs known to belong to this attempt."""
+        submitted = {self.submitted.job_id} if self.submitted else set()
+        return frozenset(submitted | ({self.claimed_by} if self.claimed_by else set()))
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Answer of ``prepare.sh``. ``workspace`` is the resolved root."""
+
+    workspace: str
+    login: str
+    host: str
+    attempts: tuple[Attempt, ...]
+    queue: QueueAnswer
+
+    def active(self) -> tuple[QueueRow, ...]:
+        """Jobs of this run that are in the queue and not at their end."""
+        alive = (StateClass.WAITING, StateClass.RUNNING, StateClass.INTERRUPTED, StateClass.UNKNOWN)
+        return tuple(row for row in self.queue.rows if classify(row.state) in alive)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a starting task does: adopt ``attempt`` with ``job_id``, collect ``attempt``, or submit a new one.
+
+    ``cancel`` lists jobs that must be gone before that: of another request, or nobody's.
+    """
+
+    action: Literal["adopt", "collect", "submit"]
+    attempt: Attempt | None = None
+    job_id: int | None = None
+    cancel: tuple[int, ...] = ()
+
+
+def read(result: RemoteResult) -> RunState:
+    """Read the answer of ``prepare.sh``."""
+    return RunState(
+        workspace=result.text("workspace"),
+        login=result.text("login"),
+        host=result.text("host"),
+        attempts=tuple(_attempt(result, name) for name in result.texts("attempt")),
+        queue=queue_answer(result),
+    )
+
+
+def _attempt(result: RemoteResult, name: str) -> Attempt:
+    plan = _plan(result.data(f"{name}.plan"))
+    claim = result.text(f"{name}.claim").split()
+    completion = read_completion(result.data(f"{name}.completion"), plan.token)[0] if plan else None
+    return Attempt(
+        name=name,
+        plan=plan,
+        submitted=_submitted(result.text(f"{name}.job_id")),
+        submitted_at=result.text(f"{name}.submitted_at").strip() or None,
+        claimed_by=int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None,
+        fenced=bool(claim) and claim[0] == "0",
+        generations=frozenset(int(text) for text in result.texts(f"{name}.generation") if text.isdigit()),
+        exit_status=completion.exit_status if isinstance(completion, CompletionFound) else None,
+    )
+
+
+def _plan(data: bytes | None) -> LifecyclePlan | None:
+    try:
+        return LifecyclePlan.model_validate_json(data) if data else None
+    except ValidationError:
+        return None
+
+
+def _submitted(text: str) -> SubmittedJob | None:
+    try:
+        return parse_sbatch(text) if text.strip() else None
+    except AmbiguousSubmissionError:
+        return None
+
+
+def choose(state: RunState, request_digest: str, generation: int, *, is_retry: bool) -> Decision:
+    """Decide from what was found. Pure; the queue must have answered (``state.queue.status == "ok"``).
+
+    An active job with the same request is adopted, whatever its generation; other active jobs are cancelled. A
+    retry collects the newest attempt of its generation that ended well with this request; a first try (new run,
+    or cleared) does not.
+    """
+    adopted: tuple[Attempt, int] | None = None
+    cancel: list[int] = []
+    for row in sorted(state.active(), key=lambda row: classify(row.state) is not StateClass.RUNNING):
+        attempt = _attempt_of(state, row.job_id)
+        fits = attempt is not None and attempt.plan is not None and attempt.plan.request_digest == request_digest
+        if fits and attempt is not None and not attempt.fenced and adopted is None:
+            adopted = (attempt, row.job_id)
+        elif adopted is None or attempt is not adopted[0]:
+            cancel.append(row.job_id)
+    if adopted:
+        return Decision("adopt", attempt=adopted[0], job_id=adopted[1], cancel=tuple(cancel))
+    if is_retry:
+        for attempt in reversed(state.attempts):
+            fits = attempt.plan is not None and attempt.plan.request_digest == request_digest
+            if fits and attempt.exit_status == 0 and generation in attempt.generations:
+                return Decision("collect", attempt=attempt, cancel=tuple(cancel))
+    return Decision("submit", cancel=tuple(cancel))
+
+
+def _attempt_of(state: RunState, job_id: int) -> Attempt | None:
+    """The attempt of a job; one whose sbatch answer was lost is the only one without a known job."""
+    for attempt in state.attempts:
+        if job_id in attempt.job_ids:
+            return attempt
+    unknown = [
+        attempt for attempt in state.attempts if not attempt.job_ids and not attempt.fenced and attempt.submitted_at
+    ]
+    return unknown[0] if len(unknown) == 1 else None
+
+
+def find(state: RunState, attempt_name: str) -> tuple[SubmittedJob, str] | None:
+    """The job of one attempt after a lost answer: by its own files, else the run's job that no attempt knows."""
+    attempt = next((item for item in state.attempts if item.name == attempt_name), None)
+    if attempt is None:
+        return None
+    submitted_at = attempt.submitted_at or ""
+    if attempt.submitted is not None:
+        return attempt.submitted, submitted_at
+    if attempt.claimed_by is not None:
+        return SubmittedJob(attempt.claimed_by, None), submitted_at
+    known = {job_id for item in state.attempts for job_id in item.job_ids}
+    strangers = [row.job_id for row in state.queue.rows if row.job_id not in known]
+    return (SubmittedJob(strangers[-1], None), submitted_at) if strangers else None
+
+
+def alive(queue: QueueAnswer, job_id: int) -> bool:
+    """Whether the job is still in the queue, ending (COMPLETING) included."""
+    ended = (StateClass.COMPLETED, StateClass.FAILED)
+    return any(row.job_id == job_id and classify(row.state) not in ended for row in queue.rows)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SlurmHook: the only module that talks to the cluster, on the SSH provider's hook.
+
+Every verb is one remote command: a constant script from ``cluster/`` with quoted constants, on standard input.
+Nothing is parsed from text outside its markers, and no remote command runs longer than about a minute.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import paramiko
+from airflow.providers.common.compat.sdk import Connection
+from airflow.providers.ssh.hooks.ssh import SSHHook
+
+from airflow_slurm_images.core import job_script, observation, remote, run_state
+from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError
+from airflow_slurm_images.core.observation import Observation, Watch
+from airflow_slurm_images.core.plan import LifecyclePlan
+from airflow_slurm_images.core.profile import ClusterProfile
+from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.run_state import RunState
+from airflow_slurm_images.core.slurm import SQUEUE_FORMAT, QueueAnswer
+from airflow_slurm_images.core.submission import Publication, SubmitAnswer
+from airflow_slurm_images.hooks import connection_test, ssh_exchange
+from airflow_slurm_images.hooks.connection_form import CONNECTION_TYPE, DEFAULT_CONN_ID, HOOK_NAME
+
+CONNECT_TIMEOUT = 30
+COMMAND_TIMEOUT = 100.0
+
+
+class SlurmHook(SSHHook):
+    """Run our verbs on a Slurm cluster's login node.
+
+    :param slurm_conn_id: connection of type ``slurm_ssh`` (a plain ``ssh`` connection works too); its extra
+        holds the SSH provider's options and the cluster profile side by side.
+    :param profile: profile fields that override those of the connection.
+    :param connection: the resolved connection, for callers that must not look it up here (triggers).
+    :param ssh_options: any further argument of the SSH provider's ``SSHHook``.
+    """
+
+    conn_name_attr = "slurm_conn_id"
+    default_conn_name = DEFAULT_CONN_ID
+    conn_type = CONNECTION_TYPE
+    hook_name = HOOK_NAME
+
+    def __init__(
+        self,
+        slurm_conn_id: str = DEFAULT_CONN_ID,
+        profile: Mapping[str, Any] | None = None,
+        *,
+        connection: Connection | None = None,
+        connect_attempts: int = 4,
+        **ssh_options: Any,
+    ) -> None:
+        self.slurm_conn_id = slurm_conn_id
+        self._connection = connection
+        self._overrides = dict(profile or {})
+        self._connect_attempts = connect_attempts
+        super().__init__(ssh_conn_id=slurm_conn_id, **{"conn_retry_attempts": 1, **ssh_options})
+        self.conn_timeout = self.conn_timeout or CONNECT_TIMEOUT
+        self.auth_timeout = self.auth_timeout or CONNECT_TIMEOUT
+
+    def get_connection(self, conn_id: str) -> Connection:  # type: ignore[override]
+        """Return the connection given at construction, else look it up once."""
+        if self._connection is None:
+            self._connection = super().get_connection(conn_id)
+        return self._connection
+
+    @property
+    def profile(self) -> ClusterProfile:
+        """Profile of the connection with the overrides; raises InvalidRequestError."""
+        extra = self.get_connection(self.slurm_conn_id).extra_dejson
+        return ClusterProfile.from_author(extra, self._overrides)
+
+    @property
+    def where(self) -> str:
+        """Login node for messages."""
+        return f"{self.username}@{self.remote_host}:{self.port}"
+
+    def run(
+        self,
+        verb: str,
+        variables: Mapping[str, str] | None = None,
+        payload: bytes = b"",
+        *,
+        cluster: str | None = None,
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> RemoteResult:
+        """Run one verb of :data:`remote.SCRIPTS` and return its fields.
+
+        Raises ClusterUnavailableError (unreachable, slow, truncated) or what the script refused.
+        """
+        mark = f"asi-{secrets.token_hex(16)}"
+        profile = self.profile
+        constants = {
+            "ASI_WORKSPACE": profile.workspace_root,
+            "ASI_SLURM_BIN": profile.slurm_bin or "",
+            "ASI_SLURM_CONF": profile.slurm_conf or "",
+            "ASI_CLUSTER": cluster or profile.cluster or "",
+            "ASI_GROUP": profile.group or "",
+            **(variables or {}),
+        }
+        stdin = remote.compose(verb, mark, constants, payload)
+        client = ssh_exchange.connect(self.get_conn, self.where, self._connect_attempts)
+        raw = ssh_exchange.exchange(client, remote.COMMAND, stdin, timeout, self.where)
+        result = remote.parse(raw, mark)
+        result.raise_refusal()
+        return result
+
+    def prepare(self, run_key: str) -> RunState:
+        """Check and make the workspace; tell what there is of the run ``run_key``."""
+        variables = {"ASI_RUN_KEY": run_key, "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT}
+        return run_state.read(self.run("prepare", variables))
+
+    def stage(self, plan: LifecyclePlan, credentials: bytes | None = None) -> str:
+        """Make the attempt directory, bring the files over and compare them there; returns ``staged.sha256``'s hash.
+
+        Older attempts of the run are fenced: a job of theirs that turns up late does nothing.
+        """
+        files = job_script.staged_files(plan, credentials)
+        staged = job_script.sha256(files["staged.sha256"])
+        self.run(
+            "stage",
+            {
+                "ASI_RUN_DIRECTORY": plan.attempt_directory.rpartition("/")[0],
+                "ASI_ATTEMPT": plan.attempt,
+                "ASI_GENERATION": str(plan.generation),
+                "ASI_STAGED_SHA256": staged,
+            },
+            job_script.archive(files),
+        )
+        return staged
+
+    def submit(self, plan: LifecyclePlan, staged_sha256: str) -> SubmitAnswer:
+        """Run ``sbatch`` on the staged script; the answer is judged by the caller."""
+        variables = {"ASI_ATTEMPT_DIRECTORY": plan.attempt_directory, "ASI_STAGED_SHA256": staged_sha256}
+        return SubmitAnswer.read(self.run("submit", variables))
+
+    def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None:
+        """Mark an attempt as belonging to this generation of tries too."""
+        self.run(
+            "adopt",
+            {
+                "ASI_ATTEMPT_DIRECTORY": attempt_directory,
+                "ASI_GENERATION": str(generation),
+                "ASI_JOB_ID": str(job_id),
+            },
+        )
+
+    def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]:
+        """One look at all of ``watches`` (one cluster), in one remote command."""
+        result = self.run("observe", observation.variables(watches), observation.payload(watches), cluster=cluster)
+        return observation.read(result, watches)
+
+    def collect(self, attempt_directory: str) -> RemoteResult:
+        """Records, facts and log ends of one attempt."""
+        return self.run("collect", {"ASI_ATTEMPT_DIRECTORY": attempt_directory})
+
+    def cancel(self, job_id: int | None, job_name: str, cluster: str | None = None, timeout: float = 30) -> QueueAnswer:
+        """``scancel`` one job, only under our name; without an id all of that name. Returns the queue afterwards."""
+        variables = {
+            "ASI_JOB_ID": str(job_id or ""),
+            "ASI_JOB_NAME": job_name,
+            "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
+        }
+        return observation.queue_answer(self.run("cancel", variables, cluster=cluster, timeout=timeout))
+
+    def publish(self, workspace: str, name: str, record: bytes, variables: Mapping[str, str]) -> Publication:
+        """Move the alias ``name`` to the file of ``record``; one call, one commit point."""
+        result = self.run("publish", {"ASI_ROOT": workspace, "ASI_NAME": name, **variables}, record)
+        return Publication.read(result)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Login, workspace, Slurm, partition and Enroot, each with its remedy when it fails."""
+        try:
+            return connection_test.report(self)
+        except (ClusterUnavailableError, InvalidRequestError) as err:
+            return False, str(err)
+
+    def close(self) -> None:
+        """Close the connection; the next verb opens a new one."""
+        client: paramiko.SSHClient | None = self.client
+        self.client = None
+        if client is not None:
+            client.close()

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of one task's work: prepare, stage, submit, observe, collect, publish. Read from top to bottom.
+
+Airflow decides and validates; the cluster moves the bytes; one rename publishes. This module knows no Airflow and
+no SSH: it drives a :class:`Cluster` and says what it does through a logger.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from airflow_slurm_images.core import image_record, job_script, reports, run_state
+from airflow_slurm_images.core.decide import Limits, Verdict
+from airflow_slurm_images.core.errors import (
+    ClusterUnavailableError,
+    IntegrityError,
+    SlurmImagesError,
+    SubmissionUnknownError,
+)
+from airflow_slurm_images.core.observation import Observation, Watch
+from airflow_slurm_images.core.plan import LifecyclePlan, job_name, request_digest
+from airflow_slurm_images.core.profile import ClusterProfile
+from airflow_slurm_images.core.records import CompletionRecord, ImageRecord, JobHandle
+from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
+from airflow_slurm_images.core.run_state import Attempt, RunState
+from airflow_slurm_images.core.slurm import QueueAnswer, SubmittedJob
+from airflow_slurm_images.core.submission import Publication, SubmitAnswer
+from airflow_slurm_images.core.watch import JobWatch, Line
+
+LOOK_UP_SECONDS = 90.0
+"""How long a job of a doubtful submission is looked up by name, each time."""
+CANCEL_SECONDS = 120.0
+"""How long a cancelled job may take to leave the queue."""
+
+
+class Log(Protocol):
+    """What is needed of a logger; Airflow's task loggers differ between releases."""
+
+    def log(self, level: int, event: str, *args: Any) -> Any: ...
+    def info(self, event: str, *args: Any) -> Any: ...
+    def warning(self, event: str, *args: Any) -> Any: ...
+
+
+class Cluster(Protocol):
+    """What the lifecycle needs of a cluster; ``SlurmHook`` is the one implementation in the product."""
+
+    @property
+    def profile(self) -> ClusterProfile: ...
+    def prepare(self, run_key: str) -> RunState: ...
+    def stage(self, plan: LifecyclePlan, credentials: bytes | None = None) -> str: ...
+    def submit(self, plan: LifecyclePlan, staged_sha256: str) -> SubmitAnswer: ...
+    def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None: ...
+    def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]: ...
+    def collect(self, attempt_directory: str) -> RemoteResult: ...
+    def cancel(self, job_id: int | None, job_name: str, cluster: str | None = None) -> QueueAnswer: ...
+    def publish(self, workspace: str, name: str, record: bytes, variables: Mapping[str, str]) -> Publication: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """One task's work. ``generation`` is the number of the first try since the run began or was cleared."""
+
+    request: ImportRequest | InspectRequest
+    run_key: str
+    generation: int
+    is_retry: bool
+    slurm_conn_id: str
+    overrides: Mapping[str, Any]
+    on_conflict: Literal["replace", "fail"] = "replace"
+    credentials: bytes | None = None
+
+
+class Lifecycle:
+    """Drives one work on one cluster. ``started`` is told the handle the instant a job exists."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        log: Log,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        started: Callable[[JobHandle], None] = lambda _: None,
+    ) -> None:
+        self._cluster = cluster
+        self._log = log
+        self._sleep = sleep
+        self._clock = clock
+        self._started = started
+
+    # --- prepare, stage, submit
+
+    def begin(self, work: Work) -> JobHandle:
+        """Adopt, collect or submit; afterwards there is exactly one job (or a finished attempt) to follow.
+
+        Raises InvalidRequestError before anything is submitted, ClusterUnavailableError when the cluster cannot
+        tell what there is, SubmissionUnknownError when a submission stays in doubt.
+        """
+        profile = self._cluster.profile
+        state = self._cluster.prepare(work.run_key)
+        if state.queue.status != "ok":
+            raise ClusterUnavailableError(
+                f"The queue cannot be read, so it is not known whether a job of this task is running: "
+                f"{state.queue.detail}",
+                remedy="Try again when the controller answers; nothing was submitted.",
+            )
+        digest = request_digest(work.request, profile)
+        decision = run_state.choose(state, digest, work.generation, is_retry=work.is_retry)
+        for job_id in decision.cancel:
+            self._log.warning("Job %s of this task does other work than asked now; cancelling it", job_id)
+            self._cancel_and_wait(job_id, job_name(work.run_key), profile.cluster)
+        if decision.attempt is not None and decision.attempt.plan is not None:
+            return self._take_over(work, decision.attempt, decision.attempt.plan, decision.job_id)
+        return self._submit_new(work, profile, state)
+
+    def _take_over(self, work: Work, attempt: Attempt, plan: LifecyclePlan, job_id: int | None) -> JobHandle:
+        known = job_id or attempt.claimed_by or (attempt.submitted.job_id if attempt.submitted else 0)
+        cluster = attempt.submitted.cluster if attempt.submitted else self._cluster.profile.cluster
+        handle = self._handle(work, plan, SubmittedJob(known, cluster), attempt.submitted_at or "")
+        self._started(handle)
+        if job_id is None:
+            self._log.info("Job %s of an earlier try has finished; collecting its result", known)
+        else:
+            self._log.info("Job %s of this task is in the queue; adopting it", known)
+            self._cluster.adopt(plan.attempt_directory, work.generation, known)
+        return handle
+
+    def _submit_new(self, work: Work, profile: ClusterProfile, state: RunState) -> JobHandle:
+        plan = LifecyclePlan.build(
+            run_key=work.run_key,
+            attempt=secrets.token_hex(8),
+            token=secrets.token_hex(16),
+            generation=work.generation,
+            request=work.request,
+            profile=profile,
+            workspace=state.workspace,
+            login=state.login,
+            package_files=job_script.package_checksums(),
+        )
+        for line in reports.plan_lines(plan):
+            self._log.info("%s", line)
+        staged = self._cluster.stage(plan, work.credentials)
+        job, submitted_at = self._submit(plan, staged)
+        handle = self._handle(work, plan, job, submitted_at)
+        self._started(handle)
+        self._log.info("Submitted job %s%s", job.job_id, f" on cluster {job.cluster}" if job.cluster else "")
+        return handle
+
+    def _submit(self, plan: LifecyclePlan, staged: str) -> tuple[SubmittedJob, str]:
+        """Submit; in doubt look the job up by its name, and submit the same attempt once more if it is absent.
+
+        The second submission is harmless: the job claims its attempt, and singleton keeps two of one name apart.
+        """
+        doubt = ""
+        for _ in range(2):
+            try:
+                answer = self._cluster.submit(plan, staged)
+                if answer.job is not None:
+                    return answer.job, answer.submitted_at
+                doubt = answer.doubt or ""
+            except ClusterUnavailableError as err:
+                doubt = err.message
+            self._log.warning("It is not known whether the job was submitted (%s); looking it up by name", doubt)
+            found = self._look_up(plan)
+            if found is not None:
+                return found
+        raise _unknown_submission(plan, doubt)
+
+    def _look_up(self, plan: LifecyclePlan) -> tuple[SubmittedJob, str] | None:
+        """The job of ``plan`` in any state, or None when a whole period of good answers did not show it.
+
+        Raises SubmissionUnknownError when the cluster does not answer.
+        """
+        deadline = self._clock() + LOOK_UP_SECONDS
+        good = False
+        while True:
+            try:
+                state = self._cluster.prepare(plan.run_key)
+                good = state.queue.status == "ok"
+                found = run_state.find(state, plan.attempt)
+                if found is not None:
+                    return found
+            except ClusterUnavailableError as err:
+                good = False
+                self._log.warning("Look-up failed: %s", err.message)
+            if self._clock() >= deadline:
+                break
+            self._sleep(5 + random.random())  # noqa: S311 - jitter
+        if not good:
+            raise _unknown_submission(plan, "the cluster does not answer")
+        return None
+
+    def _handle(self, work: Work, plan: LifecyclePlan, job: SubmittedJob, submitted_at: str) -> JobHandle:
+        return JobHandle(
+            slurm_conn_id=work.slurm_conn_id,
+            job_id=job.job_id,
+            cluster=job.cluster or plan.profile.cluster,
+            job_name=plan.job_name,
+            run_key=plan.run_key,
+            attempt=plan.attempt,
+            token=plan.token,
+            workspace=plan.workspace,
+            run_directory=plan.attempt_directory,
+            submitted_at=submitted_at,
+            profile=dict(work.overrides),
+            on_conflict=work.on_conflict,
+        )
+
+    # --- observe
+
+    def wait(self, handle: JobHandle, limits: Limits, interval: float, stream: str) -> None:
+        """Look at the job until it ended well; raises the error of every other end.
+
+        A timeout of ours (pending, run) and a hopeless pending reason cancel the job; doubt never does.
+        """
+        watch = self.watch(handle, limits, stream)
+        while True:
+            verdict, lines = self.look(watch)
+            emit(self._log, lines)
+            if verdict.kind == "succeeded":
+                return
+            if verdict.kind != "wait":
+                raise self.failed(handle, verdict, watch.record)
+            self._sleep(watch.delay(interval, random.random()))  # noqa: S311 - jitter
+
+    def watch(self, handle: JobHandle, limits: Limits, stream: str, *, resume: bool = False) -> JobWatch:
+        """A new watch by this lifecycle's clock; ``resume`` goes on in the output where ``stream`` was left."""
+        return JobWatch(handle, limits, self._clock(), stream=stream, resume=resume)
+
+    def look(self, watch: JobWatch) -> tuple[Verdict, list[Line]]:
+        """One look; a cluster that does not answer is doubt, not an error."""
+        try:
+            seen = self._cluster.observe([watch.request()], watch.handle.cluster)[0]
+        except ClusterUnavailableError as err:
+            return watch.feed_failure(err.message, self._clock())
+        return watch.feed(seen, self._clock())
+
+    def failed(self, handle: JobHandle, verdict: Verdict, record: CompletionRecord | None) -> SlurmImagesError:
+        """The error for a verdict, with the ends of the logs; cancels where waiting ended on our side."""
+        if verdict.kind in ("stuck", "pending_timeout", "run_timeout"):
+            self.cancel(handle)
+        logs: dict[str, str] = {}
+        try:
+            logs = dict(_logs(self._cluster.collect(handle.run_directory)))
+        except SlurmImagesError as err:
+            self._log.warning("The logs of the job cannot be read: %s", err.message)
+        return reports.job_error(handle, verdict, record, logs)
+
+    # --- collect, publish
+
+    def finish(self, handle: JobHandle) -> ImageRecord:
+        """Read what the job left, validate it, move the alias, return the image record."""
+        collected = self._cluster.collect(handle.run_directory)
+        plan = LifecyclePlan.model_validate_json(_required(collected, "plan", handle))
+        completion = CompletionRecord.model_validate_json(_required(collected, "completion", handle))
+        if plan.token != handle.token:
+            raise IntegrityError(f"The plan in {handle.run_directory} belongs to another attempt")
+        static = {
+            name.removeprefix("static."): values[0]
+            for name, values in collected.fields.items()
+            if name.startswith("static.")
+        }
+        record = image_record.assemble(plan, completion, collected.data("facts"), static)
+        if record.name is not None:
+            self._publish(handle, plan, record)
+        for line in reports.summary_lines(record):
+            self._log.info("%s", line)
+        return record
+
+    def _publish(self, handle: JobHandle, plan: LifecyclePlan, record: ImageRecord) -> None:
+        variables = image_record.publication_variables(plan, record, handle.on_conflict)
+        published = self._cluster.publish(plan.workspace, str(record.name), image_record.to_json(record), variables)
+        self._log.info("Published %s (version %d)", published.alias_path, published.number)
+
+    # --- cancel
+
+    def cancel(self, handle: JobHandle) -> None:
+        """Cancel the job of ``handle`` and see it gone."""
+        self._cancel_and_wait(handle.job_id, handle.job_name, handle.cluster)
+
+    def _cancel_and_wait(self, job_id: int, name: str, cluster: str | None) -> None:
+        deadline = self._clock() + CANCEL_SECONDS
+        while True:
+            try:
+                queue = self._cluster.cancel(job_id, name, cluster)
+                if queue.status == "ok" and not run_state.alive(queue, job_id):
+                    return
+            except ClusterUnavailableError as err:
+                self._log.warning("Cancelling job %s: %s", job_id, err.message)
+            if self._clock() >= deadline:
+                raise ClusterUnavailableError(
+                    f"Job {job_id} is still in the queue {CANCEL_SECONDS:.0f} s after scancel",
+                    remedy=f"Look at it with: squeue --name={name}; the task may be retried when it is gone.",
+                )
+            self._sleep(3)
+
+
+def emit(log: Log, lines: Sequence[Line]) -> None:
+    """Write lines of a watch to a log."""
+    for line in lines:
+        log.log(line.level, "%s", line.text)
+
+
+def _logs(collected: RemoteResult) -> Iterator[tuple[str, str]]:
+    for name in collected.fields:
+        if name.startswith("tail."):
+            yield name.removeprefix("tail."), collected.text(name)
+
+
+def _required(collected: RemoteResult, name: str, handle: JobHandle) -> bytes:
+    data = collected.data(name)
+    if data is None:
+        raise IntegrityError(
+            f"{name} is missing in {handle.run_directory}",
+            remedy="Clear the task; a new attempt is submitted.",
+        )
+    return data
+
+
+def _unknown_submission(plan: LifecyclePlan, doubt: str) -> SubmissionUnknownError:
+    return SubmissionUnknownError(
+        f"It is not known whether a job was submitted: {doubt}\nrun directory: {plan.attempt_directory}",
+        remedy=f"Look it up on the cluster: squeue --states=all --name={plan.job_name} and "
+        f"cat {plan.attempt_directory}/job_id. Clear the task only when no such job is there; an active one is adopted.",
+        details={"run_directory": plan.attempt_directory, "reason": "submission_unknown"},
+    )

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both image operators share: parameters to request, lifecycle, XCom, deferral and kill."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from airflow.providers.common.compat.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import TaskDeferralTimeout
+
+from airflow_slurm_images.core.decide import Limits
+from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError, SlurmImagesError
+from airflow_slurm_images.core.plan import job_name
+from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
+from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.lifecycle import Lifecycle, Work
+from airflow_slurm_images.task_context import TaskTry, reported, seconds
+from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
+
+_KILL_SECONDS = 3
+
+
+class ImageJobOperator(BaseOperator):
+    """Runs one image job. Subclasses say what is asked for (:meth:`build_request`)."""
+
+    template_fields: Sequence[str] = (
+        "name",
+        "kind",
+        "profile",
+        "required_distributions",
+        "slurm_conn_id",
+        "registry_conn_id",
+        "arch",
+    )
+    template_fields_renderers = {"profile": "json"}
+
+    def __init__(
+        self,
+        *,
+        name: str | None,
+        kind: str,
+        slurm_conn_id: str = SlurmHook.default_conn_name,
+        profile: Mapping[str, Any] | None = None,
+        registry_conn_id: str | None = None,
+        arch: str | None = None,
+        required_distributions: Sequence[str] | str = (),
+        if_present: str = "skip",
+        on_conflict: str = "replace",
+        wait_for_completion: bool = True,
+        deferrable: bool | None = None,
+        poll_interval: float = 30,
+        pending_timeout: float | timedelta | None = None,
+        run_timeout: float | timedelta | None = None,
+        cancel_on_kill: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.name = name
+        self.kind = kind
+        self.slurm_conn_id = slurm_conn_id
+        self.profile = profile
+        self.registry_conn_id = registry_conn_id
+        self.arch = arch
+        self.required_distributions = required_distributions
+        self.if_present = if_present
+        self.on_conflict = on_conflict
+        self.wait_for_completion = wait_for_completion
+        self.deferrable = (
+            conf.getboolean("operators", "default_deferrable", fallback=False) if deferrable is None else deferrable
+        )
+        self.poll_interval = poll_interval
+        self.pending_timeout = pending_timeout
+        self.run_timeout = run_timeout
+        self.cancel_on_kill = cancel_on_kill
+        self._handle: JobHandle | None = None
+        self._run_key: str | None = None
+
+    @abstractmethod
+    def build_request(self) -> ImportRequest | InspectRequest:
+        """The request from the rendered fields; raises InvalidRequestError."""
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run the job; returns the image record, or the job handle with ``wait_for_completion=False``."""
+        with reported(context):
+            task_try = TaskTry.read(context, int(self.retries or 0))
+            work = self._work(task_try)
+            limits = self._limits()
+            interval = self._interval()
+            self._run_key = task_try.run_key
+            hook = self._hook()
+            lifecycle = Lifecycle(hook, self.log, started=self._remember)
+            try:
+                handle = lifecycle.begin(work)
+                if not self.wait_for_completion:
+                    return handle.model_dump(mode="json")
+                if self.deferrable:
+                    self._defer(handle, limits, interval, task_try)
+                lifecycle.wait(handle, limits, interval, task_try.stream)
+                return lifecycle.finish(handle).model_dump(mode="json")
+            finally:
+                hook.close()
+
+    def _work(self, task_try: TaskTry) -> Work:
+        return Work(
+            request=self.build_request(),
+            run_key=task_try.run_key,
+            generation=task_try.generation,
+            is_retry=task_try.is_retry,
+            slurm_conn_id=self.slurm_conn_id,
+            overrides=_mapping("profile", self.profile),
+            on_conflict=_choice("on_conflict", self.on_conflict, ("replace", "fail")),
+        )
+
+    def _hook(self) -> SlurmHook:
+        return SlurmHook(self.slurm_conn_id, _mapping("profile", self.profile))
+
+    def _limits(self) -> Limits:
+        return Limits(
+            pending_timeout=seconds("pending_timeout", self.pending_timeout),
+            run_timeout=seconds("run_timeout", self.run_timeout),
+        )
+
+    def _interval(self) -> float:
+        return seconds("poll_interval", self.poll_interval) or 30.0
+
+    def _remember(self, handle: JobHandle) -> None:
+        self._handle = handle
+
+    # --- deferral
+
+    def _defer(self, handle: JobHandle, limits: Limits, interval: float, task_try: TaskTry) -> None:
+        self.defer(
+            trigger=SlurmJobTrigger(
+                job=handle.model_dump(mode="json"),
+                poll_interval=interval,
+                pending_timeout=limits.pending_timeout,
+                run_timeout=limits.run_timeout,
+                stream=task_try.stream,
+                cancel_on_kill=self.cancel_on_kill,
+            ),
+            method_name="execute_complete",
+            kwargs={"job": handle.model_dump(mode="json")},
+            timeout=self.execution_timeout,
+        )
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on after the trigger saw the end of the job."""
+        with reported(context):
+            handle = JobHandle.model_validate(job)
+            self._handle = handle
+            hook = self._hook()
+            lifecycle = Lifecycle(hook, self.log)
+            try:
+                outcome = WaitOutcome.from_event(event)
+                if outcome.verdict.kind != "succeeded":
+                    raise lifecycle.failed(outcome.handle(handle), outcome.verdict, outcome.record)
+                return lifecycle.finish(handle).model_dump(mode="json")
+            finally:
+                hook.close()
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Airflow ends a deferral that takes too long without telling the trigger: cancel the job here."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            job = (next_kwargs or {}).get("job")
+            if job is not None and self.cancel_on_kill:
+                handle = JobHandle.model_validate(job)
+                self.log.error("execution_timeout is over; cancelling job %s", handle.job_id)
+                hook = self._hook()
+                try:
+                    Lifecycle(hook, self.log).cancel(handle)
+                except SlurmImagesError as err:
+                    self.log.error("The job could not be cancelled: %s", err)
+                finally:
+                    hook.close()
+            raise
+
+    # --- kill
+
+    def on_kill(self) -> None:
+        """Cancel the job: a fresh connection, no retries, one command, as Airflow kills us within seconds."""
+        if not self.cancel_on_kill or self._run_key is None:
+            return
+        handle = self._handle
+        name = handle.job_name if handle else job_name(self._run_key)
+        hook = SlurmHook(
+            self.slurm_conn_id,
+            _mapping("profile", self.profile),
+            connect_attempts=1,
+            conn_timeout=_KILL_SECONDS,
+        )
+        try:
+            hook.cancel(handle.job_id if handle else None, name, handle.cluster if handle else None, timeout=4)
+            self.log.info("Cancelled job %s", handle.job_id if handle else f"named {name}")
+        except ClusterUnavailableError as err:
+            self.log.error("The job could not be cancelled, the next try cancels or adopts it: %s", err)
+        finally:
+            hook.close()
+
+
+def _mapping(field: str, value: Any) -> dict[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InvalidRequestError(
+        f"Invalid request: {field} must be a mapping, got {value!r}",
+        remedy=f"Pass {field}={{'memory': '32G'}}.",
+    )
+
+
+def _choice(field: str, value: Any, choices: tuple[str, ...]) -> Literal["replace", "fail"]:
+    if value not in choices:
+        raise InvalidRequestError(
+            f"Invalid request: {field} must be one of {', '.join(choices)}, got {value!r}",
+            remedy=f"Pass {field}={choices[0]!r}.",
+        )
+    return value  # type: ignore[no-any-return]

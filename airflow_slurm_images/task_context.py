@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Airflow knows, in the lifecycle's terms: run key, tries, and errors as Airflow wants them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException, conf
+
+from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
+from airflow_slurm_images.core.plan import run_key
+from airflow_slurm_images.core.reports import failure_record
+
+FAILURE_KEY = "failure"
+"""XCom key of what is known about a failed job."""
+
+
+@dataclass(frozen=True)
+class TaskTry:
+    """One try of one task instance. ``generation`` is the first try's number since the run began or was cleared."""
+
+    run_key: str
+    number: int
+    generation: int
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether this is an Airflow retry, not the first try of a run or after a clear."""
+        return self.number > self.generation
+
+    @property
+    def stream(self) -> str:
+        """Name of this try's log stream on the cluster."""
+        return f"try{self.number}"
+
+    @classmethod
+    def read(cls, context: Mapping[str, Any], retries: int) -> TaskTry:
+        """Read the running task instance. A clear sets ``max_tries = try_number + retries``."""
+        instance = context["ti"]
+        number = max(1, int(instance.try_number))
+        max_tries = int(instance.max_tries if instance.max_tries is not None else retries)
+        map_index = instance.map_index if instance.map_index is not None else -1
+        key = run_key(deployment_id(), instance.dag_id, instance.task_id, instance.run_id, int(map_index))
+        return cls(key, number, min(number, max(1, max_tries - retries + 1)))
+
+
+def deployment_id() -> str:
+    """``[slurm_images] deployment_id``, else derived from the API base URL."""
+    chosen = str(conf.get("slurm_images", "deployment_id", fallback="") or "")
+    if chosen:
+        return chosen
+    base_url = str(conf.get("api", "base_url", fallback="") or "")
+    return "url-" + hashlib.sha256(base_url.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def reported(context: Mapping[str, Any]) -> Iterator[None]:
+    """Push the ``failure`` XCom, and turn an error that a retry cannot help into "fail without retries"."""
+    try:
+        yield
+    except SlurmImagesError as err:
+        context["ti"].xcom_push(key=FAILURE_KEY, value=failure_record(err))
+        if err.retryable:
+            raise
+        raise AirflowFailException(str(err)) from err
+
+
+def seconds(name: str, value: Any) -> float | None:
+    """Seconds of an author's timeout: a number, a ``timedelta``, or None; raises InvalidRequestError."""
+    if value is None:
+        return None
+    if hasattr(value, "total_seconds"):
+        value = value.total_seconds()
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise InvalidRequestError(
+            f"Invalid request: {name} must be a positive number of seconds or a timedelta, got {value!r}",
+            remedy=f"Pass {name}=3600 or {name}=timedelta(hours=1).",
+        )
+    return number

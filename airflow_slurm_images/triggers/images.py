@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SlurmJobTrigger: wait for one job in the triggerer, through the look all waiting tasks of a cluster share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_slurm_images.core.decide import Limits, Verdict
+from airflow_slurm_images.core.records import CompletionRecord, JobHandle
+from airflow_slurm_images.triggers.observer import SharedObserver
+
+
+@dataclass(frozen=True)
+class WaitOutcome:
+    """How waiting ended: the verdict, the job's own record if there is one, the job that ran the attempt."""
+
+    verdict: Verdict
+    record: CompletionRecord | None
+    job_id: int
+
+    def to_event(self) -> dict[str, Any]:
+        """Plain JSON for a trigger event."""
+        return {
+            "verdict": {**asdict(self.verdict), "notes": [], "warnings": []},
+            "record": self.record.model_dump(mode="json") if self.record else None,
+            "job_id": self.job_id,
+        }
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> WaitOutcome:
+        """Read what :meth:`to_event` wrote."""
+        verdict = Verdict(**{**event["verdict"], "notes": (), "warnings": ()})
+        record = event.get("record")
+        return cls(verdict, CompletionRecord.model_validate(record) if record else None, int(event["job_id"]))
+
+    def handle(self, submitted: JobHandle) -> JobHandle:
+        """The handle of the job that ran the attempt."""
+        return submitted.model_copy(update={"job_id": self.job_id})
+
+
+class SlurmJobTrigger(BaseTrigger):
+    """Fires once, when the job ended or waiting for it did; the event is a :class:`WaitOutcome`.
+
+    :param job: job handle (plain JSON).
+    :param poll_interval: seconds between looks; triggers of one cluster share the shortest of theirs.
+    :param pending_timeout: seconds the job may wait in the queue.
+    :param run_timeout: seconds the job may run.
+    :param stream: name under which the cluster keeps how much of the output this task's log has.
+    :param cancel_on_kill: cancel the job when the task is cleared or marked while it waits.
+    """
+
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        poll_interval: float = 30,
+        pending_timeout: float | None = None,
+        run_timeout: float | None = None,
+        stream: str = "try1",
+        cancel_on_kill: bool = True,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.job = dict(job)
+        self.poll_interval = poll_interval
+        self.pending_timeout = pending_timeout
+        self.run_timeout = run_timeout
+        self.stream = stream
+        self.cancel_on_kill = cancel_on_kill
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and JSON arguments; a restarted triggerer goes on from these and the run directory."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "job": self.job,
+                "poll_interval": self.poll_interval,
+                "pending_timeout": self.pending_timeout,
+                "run_timeout": self.run_timeout,
+                "stream": self.stream,
+                "cancel_on_kill": self.cancel_on_kill,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait; a cancelled wait (triggerer shutdown, redistribution) leaves the job alone."""
+        handle = JobHandle.model_validate(self.job)
+        limits = Limits(pending_timeout=self.pending_timeout, run_timeout=self.run_timeout)
+        observer = await SharedObserver.get(handle)
+        outcome = await observer.wait(handle, limits, self.poll_interval, self.stream, self.log)
+        yield TriggerEvent(WaitOutcome(*outcome).to_event())  # type: ignore[no-untyped-call]
+
+    async def on_kill(self) -> None:
+        """Airflow 3.3 calls this when the user clears or marks the deferred task: cancel the job."""
+        if self.cancel_on_kill:
+            handle = JobHandle.model_validate(self.job)
+            observer = await SharedObserver.get(handle)
+            await observer.cancel(handle)

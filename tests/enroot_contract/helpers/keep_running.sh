@@ -1,0 +1,4 @@
+#!/bin/bash
+# A batch shell as jobs have it: the command in the background, waited for.
+"$@" &
+wait
