@@ -58,7 +58,9 @@ class Cluster(Protocol):
     def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None: ...
     def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]: ...
     def collect(self, attempt_directory: str) -> RemoteResult: ...
-    def cancel(self, job_id: int | None, job_name: str, cluster: str | None = None) -> QueueAnswer: ...
+    def cancel(
+        self, job_id: int | None, job_name: str, cluster: str | None = None, *, attempt: str = "*"
+    ) -> QueueAnswer: ...
     def publish(self, workspace: str, name: str, record: bytes, variables: Mapping[str, str]) -> Publication: ...
 
 
@@ -112,9 +114,9 @@ class Lifecycle:
             )
         digest = request_digest(work.request, profile)
         decision = run_state.choose(state, digest, work.generation, is_retry=work.is_retry)
-        for job_id in decision.cancel:
-            self._log.warning("Job %s of this task does other work than asked now; cancelling it", job_id)
-            self._cancel_and_wait(job_id, job_name(work.run_key), profile.cluster)
+        for job_id, attempt in decision.cancel:
+            self._log.warning("Job %s of this task was cancelled, or does other work than asked now", job_id)
+            self._cancel_and_wait(job_id, job_name(work.run_key), profile.cluster, attempt)
         if decision.attempt is not None and decision.attempt.plan is not None:
             return self._take_over(work, decision.attempt, decision.attempt.plan, decision.job_id)
         return self._submit_new(work, profile, state)
@@ -282,13 +284,13 @@ class Lifecycle:
 
     def cancel(self, handle: JobHandle) -> None:
         """Cancel the job of ``handle`` and see it gone."""
-        self._cancel_and_wait(handle.job_id, handle.job_name, handle.cluster)
+        self._cancel_and_wait(handle.job_id, handle.job_name, handle.cluster, handle.attempt)
 
-    def _cancel_and_wait(self, job_id: int, name: str, cluster: str | None) -> None:
+    def _cancel_and_wait(self, job_id: int, name: str, cluster: str | None, attempt: str) -> None:
         deadline = self._clock() + CANCEL_SECONDS
         while True:
             try:
-                queue = self._cluster.cancel(job_id, name, cluster)
+                queue = self._cluster.cancel(job_id, name, cluster, attempt=attempt)
                 if queue.status == "ok" and not run_state.alive(queue, job_id):
                     return
             except ClusterUnavailableError as err:
@@ -327,6 +329,6 @@ def _unknown_submission(plan: LifecyclePlan, doubt: str) -> SubmissionUnknownErr
     return SubmissionUnknownError(
         f"It is not known whether a job was submitted: {doubt}\nrun directory: {plan.attempt_directory}",
         remedy=f"Look it up on the cluster: squeue --states=all --name={plan.job_name} and "
-        f"cat {plan.attempt_directory}/job_id. Clear the task only when no such job is there; an active one is adopted.",
+        f"cat {plan.attempt_directory}/job_id. Clear the task then: an active job is adopted.",
         details={"run_directory": plan.attempt_directory, "reason": "submission_unknown"},
     )

@@ -135,7 +135,7 @@ asi::start() {
         ENROOT_LOGIN_SHELL=no ENROOT_MOUNT_HOME=no ENROOT_ROOTFS_WRITABLE=no ENROOT_REMAP_ROOT=no \
         ENROOT_ALLOW_SUPERUSER=no NVIDIA_VISIBLE_DEVICES=void MELLANOX_VISIBLE_DEVICES=void \
         "${wrap[@]+"${wrap[@]}"}" enroot start "${options[@]+"${options[@]}"}" \
-        --rc "${ASI_ATTEMPT_DIR}/enroot.rc" --conf "${ASI_ATTEMPT_DIR}/start.conf" \
+        --env SHELL=/bin/sh --rc "${ASI_ATTEMPT_DIR}/enroot.rc" --conf "${ASI_ATTEMPT_DIR}/start.conf" \
         --mount "${ASI_SCRATCH}/mount:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private" \
         --mount "${ASI_SCRATCH}/out:/asi/out:none:bind,rw,nosuid,nodev,noexec,private" \
         "${target}" --kind "${ASI_KIND}" --output /asi/out/facts.json

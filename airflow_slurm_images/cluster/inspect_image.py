@@ -31,7 +31,7 @@ import os
 import sys
 
 IMPORT_PATH = tuple(sys.path)  # what an import in this image would see, and our own directory
-if __name__ == "__main__":
+if __name__ == "__main__" and getattr(os, "__file__", None):
     # From here on only the standard library, so that a json.py on the image's PYTHONPATH does not replace ours.
     _STDLIB = os.path.dirname(os.__file__)
     sys.path[:] = [p for p in sys.path if p == _STDLIB or p.endswith("/lib-dynload")]
@@ -58,6 +58,7 @@ KIB, MIB = 1024, 1024 * 1024
 MAX_FACTS_BYTES = MIB
 MAX_METADATA_BYTES = 256 * KIB  # the headers; a description can have any size
 MAX_FILE_LIST_BYTES = 32 * MIB
+MAX_SAMPLE_BYTES = MIB  # of a RECORD, to find a few files that can be compared
 MAX_ARCHIVE_BYTES = 256 * MIB
 MAX_DIRECTORY_ENTRIES = 1_000_000
 MAX_DISTRIBUTIONS = 20_000
@@ -65,6 +66,7 @@ MAX_LISTED = 500  # entries of each list that the image could inflate
 UV_SECONDS = 20
 NAME_PATTERN = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 ZIP_METADATA = re.compile(r"(?:[^/]+\.dist-info/METADATA|[^/]+\.egg-info/PKG-INFO|EGG-INFO/PKG-INFO)")
+SHORT_LINE = re.compile(r"^[^\n]{1,8192}$", re.MULTILINE)
 OLD_SCRIPT = re.compile(r"^(?:# EASY-INSTALL-[A-Z-]+:|__requires__\s*=)\s*['\"]([\w.-]+)", re.MULTILINE)
 SCRIPT_DIRECTORIES = ("bin", "Scripts", "sbin")
 
@@ -310,7 +312,7 @@ def agreement(distribution: Distribution) -> tuple[float, list[tuple[int, int, s
     import hashlib
 
     checked = agreed = 0
-    for path, digest in recorded_files(distribution.info, "RECORD"):
+    for path, digest in recorded_files(distribution.info, "RECORD", MAX_SAMPLE_BYTES):
         if path.endswith(".py") and digest.startswith("sha256=") and checked < 16:
             content = read_text(os.path.join(distribution.base, path), 4 * MIB).encode("utf-8", "surrogateescape")
             actual = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode("ascii")
@@ -355,9 +357,10 @@ def note_editable(distribution: Distribution, notes: Notes) -> None:
 # --- console scripts
 
 
-def recorded_files(info: str, listing: str) -> Iterator[tuple[str, str]]:
+def recorded_files(info: str, listing: str, limit: int = MAX_FILE_LIST_BYTES) -> Iterator[tuple[str, str]]:
     """Yield (path, digest) of each line of a RECORD (CSV), or (path, "") of an installed-files.txt."""
-    for line in read_text(os.path.join(info, listing), MAX_FILE_LIST_BYTES).splitlines():
+    for match in SHORT_LINE.finditer(read_text(os.path.join(info, listing), limit)):
+        line = match.group().rstrip("\r")
         quoted = re.match(r'"((?:[^"]|"")*)"(?:,|$)', line)
         if quoted:
             path, rest = quoted.group(1).replace('""', '"'), line[quoted.end() :]
@@ -407,7 +410,7 @@ def entry_point_module(distribution: Distribution, name: str) -> str:
 def starts(path: str, distribution: Distribution, module: str) -> bool:
     """Tell whether a script that was found by its place starts this distribution's code."""
     text = read_text(path, 64 * KIB)
-    if module and re.search(rf"(?m)^\s*(?:from|import)\s+{re.escape(module)}(?:\s|$)", text):
+    if module and re.search(rf"(?m)^[ \t]*(?:from|import)[ \t]+{re.escape(module)}(?:\s|$)", text):
         return True
     return any(canonical(name) == distribution.name for name in OLD_SCRIPT.findall(text))
 

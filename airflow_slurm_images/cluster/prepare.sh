@@ -88,6 +88,7 @@ asi::attempts() {
         asi::put_file "${name}.claim" "${run}/${name}/claim/job_id" 256
         asi::put_file "${name}.submitted_at" "${run}/${name}/submitted_at" 64
         asi::put_file "${name}.completion" "${run}/${name}/completion.json" 1048577
+        [[ ! -e "${run}/${name}/cancelled" ]] || asi::put_text "${name}.cancelled" 1
         for marker in "${run}/${name}/generations/"*; do
             asi::put_text "${name}.generation" "${marker##*/}"
         done

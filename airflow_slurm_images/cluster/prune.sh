@@ -39,6 +39,12 @@ asi::in_time() {
     return 1
 }
 
+# asi::older SECONDS TIME - is TIME at least SECONDS ago? What was made during this run is 0 seconds old.
+asi::older() {
+    local -r time="${2%%.*}"
+    (((ASI_NOW > time ? ASI_NOW - time : 0) >= $1))
+}
+
 # asi::hex_of TEXT - the digest in a link's text or a path below the store.
 asi::hex_of() {
     if [[ "$1" =~ (^|/)([0-9a-f]{64})\.(sqsh|json)$ ]]; then
@@ -68,7 +74,7 @@ asi::wanted() {
     if [[ -n "${ASI_KEEP_LAST}" ]] && ((rank <= ASI_KEEP_LAST)); then
         return 0
     fi
-    [[ -n "${ASI_KEEP_DAYS}" ]] && ((ASI_NOW - superseded < ASI_KEEP_DAYS * 86400))
+    [[ -n "${ASI_KEEP_DAYS}" ]] && ! asi::older "$((ASI_KEEP_DAYS * 86400))" "${superseded}"
 }
 
 # asi::drop_version DIRECTORY HEX - the digest counts as unnamed from now on, not from some earlier day.
@@ -184,7 +190,7 @@ asi::prune_image() {
     if [[ ! -e "${ASI_ALIASES}/.unnamed/${hex}" ]] && asi::for_real; then
         asi::mark "${hex}"
     fi
-    if ((ASI_NOW - since < ASI_GRACE_SECONDS)); then
+    if ! asi::older "${ASI_GRACE_SECONDS}" "${since}"; then
         asi::did image waiting "${bytes}" "${path}" "unnamed since ${since}"
     elif ! asi::for_real || asi::to_trash "${hex}"; then
         asi::did image trashed "${bytes}" "${path}" "unnamed since ${since}"
@@ -224,7 +230,7 @@ asi::empty_trash() {
         hex="${path##*/}"
         bytes="$(stat -c %s -- "${path}/${hex}.sqsh" 2> /dev/null)" || bytes=0
         if ! asi::for_real; then
-            if ((ASI_NOW - ${since%%.*} >= ASI_TRASH_SECONDS)); then
+            if asi::older "${ASI_TRASH_SECONDS}" "${since}"; then
                 asi::did image removed "${bytes}" "${path}" "in the trash since ${since%%.*}"
             fi
             continue
@@ -233,7 +239,7 @@ asi::empty_trash() {
         if asi::named_now "${hex}" && [[ ! -e "${ASI_STORE}/${hex}.sqsh" ]]; then
             asi::restore "${hex}"
             asi::did image restored "${bytes}" "${ASI_STORE}/${hex}.sqsh" 'an alias names it'
-        elif ((ASI_NOW - ${since%%.*} >= ASI_TRASH_SECONDS)); then
+        elif asi::older "${ASI_TRASH_SECONDS}" "${since}"; then
             if rm -rf -- "${path}" 2> /dev/null; then
                 asi::did image removed "${bytes}" "${path}" "in the trash since ${since%%.*}"
             else
@@ -260,7 +266,7 @@ asi::prune_partials() {
     local path='' bytes='' written='' changed=''
     while IFS=$'\t' read -r path bytes written changed; do
         asi::in_time || return 0
-        if ((ASI_NOW - ${written%%.*} > ASI_PARTIAL_SECONDS && ASI_NOW - ${changed%%.*} > ASI_PARTIAL_SECONDS)); then
+        if asi::older "${ASI_PARTIAL_SECONDS}" "${written}" && asi::older "${ASI_PARTIAL_SECONDS}" "${changed}"; then
             asi::remove partial "${path}" "${bytes}" "last written at ${written%%.*}"
         fi
     done < <(find "${ASI_STORE}" -maxdepth 1 -type f -name '.partial-*' -printf '%p\t%s\t%T@\t%C@\n'
@@ -324,7 +330,7 @@ asi::prune_runs() {
         key="${path%/*}"
         newest="$(find "${path}" -maxdepth 2 -printf '%T@\n' 2> /dev/null | sort -rn | head -n 1)"
         if grep -qxF -- "asi-${key##*/}" <<< "${ASI_OUTPUT}" || [[ -z "${newest}" ]] \
-            || ((ASI_NOW - ${newest%%.*} <= ASI_RUN_SECONDS)); then
+            || ! asi::older "${ASI_RUN_SECONDS}" "${newest}"; then
             continue
         fi
         bytes="$(du -sk -- "${path}" 2> /dev/null | cut -f 1)"

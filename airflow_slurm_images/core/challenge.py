@@ -35,8 +35,7 @@ class Challenge:
 def parse_challenges(headers: Iterable[str]) -> tuple[Challenge, ...]:
     """All challenges of the ``WWW-Authenticate`` headers, in the order sent.
 
-    >>> parse_challenges(['Bearer
-    realm="https://auth.example/token",service="reg.example"'])[0].params["realm"]
+    >>> parse_challenges(['Bearer realm="https://auth.example/token"'])[0].params["realm"]
     'https://auth.example/token'
     """
     return tuple(challenge for header in headers for challenge in _parse(header[:_MAX_HEADER]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_slurm_images.core.errors import (
     IntegrityError,
@@ -23,6 +23,7 @@ from airflow_slurm_images.core.errors import (
     SlurmImagesError,
     UnsafeImageError,
 )
+from airflow_slurm_images.core.logtext import clean
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,9 @@ _LAST_LINE_LOGIN = re.compile(r"\[INFO\] (Authenticating with user|Using credent
 _TOOL_PHASES = frozenset({"import", "inspect", "store", "hash"})
 
 
+_INSPECTOR = re.compile(r"asi-inspect: error: [a-z_]+: (.+)")
+
+
 def explain(exit_status: int, phase: str, logs: Mapping[str, str]) -> Failure:
     """The failure behind an exit status of ``job.sh``, refined by what the tools printed.
 
@@ -234,6 +238,9 @@ def explain(exit_status: int, phase: str, logs: Mapping[str, str]) -> Failure:
     Enroot's output: it just ends after saying whom it authenticates.
     """
     failure = EXIT_CODES.get(exit_status) or _signal_failure(exit_status)
+    said = _INSPECTOR.findall(logs.get("inspect.log", ""))
+    if said and failure.reason in {"no_python", "inspection_failed"}:
+        return replace(failure, message=f"{failure.message}: {clean(said[-1])[:500]}")
     if phase not in _TOOL_PHASES or failure.reason not in {
         "import_failed",
         "start_failed",

@@ -169,7 +169,7 @@ def parse_start_script(raw: bytes) -> StartScript:
 
 def shell_words(text: str) -> list[str]:
     """Split as a shell would, expanding nothing; understands bash's ``${x@Q}`` quoting. Raises ValueError."""
-    words: list[str] = []
+    words: list[list[str]] = []
     open_word = False
     position = 0
     while position < len(text):
@@ -181,10 +181,10 @@ def shell_words(text: str) -> list[str]:
             open_word = False
             continue
         if not open_word:
-            words.append("")
+            words.append([])
             open_word = True
-        words[-1] += _piece_value(piece)
-    return words
+        words[-1].append(_piece_value(piece))
+    return ["".join(pieces) for pieces in words]
 
 
 def _text(raw: bytes) -> str:

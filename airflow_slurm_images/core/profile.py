@@ -138,7 +138,7 @@ class ClusterProfile(BaseModel):
         if "workspace_root" not in given:
             raise InvalidRequestError(
                 "The cluster profile has no 'workspace_root'",
-                remedy="Set workspace_root in the connection's extra, or pass profile={'workspace_root': '/shared/dir'}.",
+                remedy="Set it in the connection's extra, or pass profile={'workspace_root': '/shared/dir'}.",
             )
         try:
             return cls.model_validate(given, strict=False)

@@ -184,7 +184,7 @@ class JobHandle(_Open):
     slurm_conn_id: NonEmpty
     job_id: int = Field(gt=0)
     cluster: ClusterName | None
-    job_name: NonEmpty
+    job_name: Annotated[str, Field(pattern=r"^asi-[0-9a-f]{32}$")]
     run_key: Hex32
     attempt: Hex16
     token: Hex32

@@ -32,6 +32,7 @@ class Attempt:
     submitted_at: str | None
     claimed_by: int | None
     fenced: bool
+    cancelled: bool
     generations: frozenset[int]
     exit_status: int | None
 
@@ -62,13 +63,13 @@ class RunState:
 class Decision:
     """What a starting task does: adopt ``attempt`` with ``job_id``, collect ``attempt``, or submit a new one.
 
-    ``cancel`` lists jobs that must be gone before that: of another request, or nobody's.
+    ``cancel`` lists jobs (id, attempt name or "") that must be gone before that.
     """
 
     action: Literal["adopt", "collect", "submit"]
     attempt: Attempt | None = None
     job_id: int | None = None
-    cancel: tuple[int, ...] = ()
+    cancel: tuple[tuple[int, str], ...] = ()
 
 
 def read(result: RemoteResult) -> RunState:
@@ -93,6 +94,7 @@ def _attempt(result: RemoteResult, name: str) -> Attempt:
         submitted_at=result.text(f"{name}.submitted_at").strip() or None,
         claimed_by=int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None,
         fenced=bool(claim) and claim[0] == "0",
+        cancelled=result.data(f"{name}.cancelled") is not None,
         generations=frozenset(int(text) for text in result.texts(f"{name}.generation") if text.isdigit()),
         exit_status=completion.exit_status if isinstance(completion, CompletionFound) else None,
     )
@@ -115,27 +117,46 @@ def _submitted(text: str) -> SubmittedJob | None:
 def choose(state: RunState, request_digest: str, generation: int, *, is_retry: bool) -> Decision:
     """Decide from what was found. Pure; the queue must have answered (``state.queue.status == "ok"``).
 
-    An active job with the same request is adopted, whatever its generation; other active jobs are cancelled. A
-    retry collects the newest attempt of its generation that ended well with this request; a first try (new run,
-    or cleared) does not.
+    An active job with the same request is adopted, whatever its generation; other active jobs, and those somebody
+    cancelled, are cancelled and seen gone first. A retry collects the newest attempt of its generation that ended
+    well with this request, or adopts one that COMPLETED and whose record is not visible yet; a first try (new run,
+    or cleared) does neither.
     """
     adopted: tuple[Attempt, int] | None = None
-    cancel: list[int] = []
+    cancel: list[tuple[int, str]] = []
     for row in sorted(state.active(), key=lambda row: classify(row.state) is not StateClass.RUNNING):
         attempt = _attempt_of(state, row.job_id)
-        fits = attempt is not None and attempt.plan is not None and attempt.plan.request_digest == request_digest
-        if fits and attempt is not None and not attempt.fenced and adopted is None:
+        if attempt is not None and adopted is None and _adoptable(attempt, request_digest):
             adopted = (attempt, row.job_id)
         elif adopted is None or attempt is not adopted[0]:
-            cancel.append(row.job_id)
+            cancel.append((row.job_id, attempt.name if attempt else ""))
     if adopted:
         return Decision("adopt", attempt=adopted[0], job_id=adopted[1], cancel=tuple(cancel))
-    if is_retry:
-        for attempt in reversed(state.attempts):
-            fits = attempt.plan is not None and attempt.plan.request_digest == request_digest
-            if fits and attempt.exit_status == 0 and generation in attempt.generations:
-                return Decision("collect", attempt=attempt, cancel=tuple(cancel))
+    ours = [item for item in state.attempts if generation in item.generations and _asks(item, request_digest)]
+    for attempt in reversed(ours if is_retry else []):
+        if attempt.exit_status == 0:
+            return Decision("collect", attempt=attempt, cancel=tuple(cancel))
+        if attempt.exit_status is None and (job_id := _completed(state, attempt)) is not None:
+            return Decision("adopt", attempt=attempt, job_id=job_id, cancel=tuple(cancel))
     return Decision("submit", cancel=tuple(cancel))
+
+
+def _asks(attempt: Attempt, request_digest: str) -> bool:
+    return attempt.plan is not None and attempt.plan.request_digest == request_digest
+
+
+def _adoptable(attempt: Attempt, request_digest: str) -> bool:
+    return _asks(attempt, request_digest) and not attempt.fenced and not attempt.cancelled
+
+
+def _completed(state: RunState, attempt: Attempt) -> int | None:
+    """A job of this attempt that the queue still lists as COMPLETED."""
+    done = [
+        row.job_id
+        for row in state.queue.rows
+        if row.job_id in attempt.job_ids and classify(row.state) is StateClass.COMPLETED
+    ]
+    return done[-1] if done else None
 
 
 def _attempt_of(state: RunState, job_id: int) -> Attempt | None:

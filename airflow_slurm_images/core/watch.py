@@ -8,6 +8,7 @@ brings the clock and does the sleeping.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 
 from airflow_slurm_images.core.decide import Evidence, JobKey, Limits, Memory, Verdict, decide
@@ -25,6 +26,7 @@ CHUNK_LIMIT = 64 * 1024
 SIGNAL_GRACE = 45.0
 """Seconds in which Slurm's reason for ending a job (time limit, cancelled) may become visible."""
 
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _FIRST_DELAYS = (2.0, 4.0, 8.0, 16.0)
 _LONGEST_DELAY = 300.0
 
@@ -44,7 +46,7 @@ class JobWatch:
         self.handle = handle
         self._limits = limits
         self._memory = Memory(submitted_at=now)
-        self._stream = stream
+        self._stream = _UNSAFE.sub("_", stream)[:80]  # it becomes part of a file name
         self._lines = LineStream(STREAM_LIMIT)
         self._offset: int | None = None if resume else 0
         self._followed = handle.job_id

@@ -29,6 +29,10 @@ from airflow_slurm_images.hooks.connection_form import CONNECTION_TYPE, DEFAULT_
 
 CONNECT_TIMEOUT = 30
 COMMAND_TIMEOUT = 100.0
+KILL_SECONDS = 3
+"""For connecting when a task is killed: Airflow ends the process about five seconds after on_kill began."""
+KILL_TIMEOUT = 4.0
+"""For the one command of a kill."""
 
 
 class SlurmHook(SSHHook):
@@ -159,11 +163,23 @@ class SlurmHook(SSHHook):
         """Records, facts and log ends of one attempt."""
         return self.run("collect", {"ASI_ATTEMPT_DIRECTORY": attempt_directory})
 
-    def cancel(self, job_id: int | None, job_name: str, cluster: str | None = None, timeout: float = 30) -> QueueAnswer:
-        """``scancel`` one job, only under our name; without an id all of that name. Returns the queue afterwards."""
+    def cancel(
+        self,
+        job_id: int | None,
+        job_name: str,
+        cluster: str | None = None,
+        timeout: float = 30,
+        *,
+        attempt: str = "*",
+    ) -> QueueAnswer:
+        """``scancel`` one job, only under our name; without an id all of that name. Returns the queue afterwards.
+
+        ``attempt`` (``*``: all of the run) is marked first, so that no later try adopts the dying job.
+        """
         variables = {
             "ASI_JOB_ID": str(job_id or ""),
             "ASI_JOB_NAME": job_name,
+            "ASI_ATTEMPT": attempt,
             "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
         }
         return observation.queue_answer(self.run("cancel", variables, cluster=cluster, timeout=timeout))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from airflow.providers.common.compat.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import TaskDeferralTimeout
@@ -16,12 +16,10 @@ from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidReq
 from airflow_slurm_images.core.plan import job_name
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
-from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
 from airflow_slurm_images.lifecycle import Lifecycle, Work
 from airflow_slurm_images.task_context import TaskTry, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
-
-_KILL_SECONDS = 3
 
 
 class ImageJobOperator(BaseOperator):
@@ -36,7 +34,7 @@ class ImageJobOperator(BaseOperator):
         "registry_conn_id",
         "arch",
     )
-    template_fields_renderers = {"profile": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"profile": "json"}
 
     def __init__(
         self,
@@ -192,10 +190,12 @@ class ImageJobOperator(BaseOperator):
             self.slurm_conn_id,
             _mapping("profile", self.profile),
             connect_attempts=1,
-            conn_timeout=_KILL_SECONDS,
+            conn_timeout=KILL_SECONDS,
         )
         try:
-            hook.cancel(handle.job_id if handle else None, name, handle.cluster if handle else None, timeout=4)
+            hook.cancel(
+                handle.job_id if handle else None, name, handle.cluster if handle else None, timeout=KILL_TIMEOUT
+            )
             self.log.info("Cancelled job %s", handle.job_id if handle else f"named {name}")
         except ClusterUnavailableError as err:
             self.log.error("The job could not be cancelled, the next try cancels or adopts it: %s", err)

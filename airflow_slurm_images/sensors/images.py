@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from airflow.providers.common.compat.sdk import BaseSensorOperator, PokeReturnValue, conf
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.core.profile import invalid_input
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.watch import JobWatch
-from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
 from airflow_slurm_images.lifecycle import Lifecycle, emit
 from airflow_slurm_images.task_context import reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
@@ -81,22 +81,24 @@ class SlurmJobSensor(BaseSensorOperator):
     def execute(self, context: Any) -> Any:
         """Wait for the job; returns the image record."""
         with reported(context):
-            if not self.deferrable:
-                return super().execute(context)
-            handle = self._handle()
-            limits = self._limits()
-            self.defer(
-                trigger=SlurmJobTrigger(
-                    job=handle.model_dump(mode="json"),
-                    poll_interval=float(self.poke_interval),
-                    pending_timeout=limits.pending_timeout,
-                    run_timeout=limits.run_timeout,
-                    stream=self._stream(context),
-                    cancel_on_kill=self.cancel_on_kill,
-                ),
-                method_name="execute_complete",
-                timeout=timedelta(seconds=self.timeout),
-            )
+            if self.deferrable:
+                self._defer(context)
+            return super().execute(context)
+
+    def _defer(self, context: Any) -> NoReturn:
+        limits = self._limits()
+        self.defer(
+            trigger=SlurmJobTrigger(
+                job=self._handle().model_dump(mode="json"),
+                poll_interval=float(self.poke_interval),
+                pending_timeout=limits.pending_timeout,
+                run_timeout=limits.run_timeout,
+                stream=self._stream(context),
+                cancel_on_kill=self.cancel_on_kill,
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
 
     def poke(self, context: Any) -> PokeReturnValue:
         """One look at the job."""
@@ -139,10 +141,10 @@ class SlurmJobSensor(BaseSensorOperator):
             handle.slurm_conn_id,
             {**handle.profile, "workspace_root": handle.workspace},
             connect_attempts=1,
-            conn_timeout=3,
+            conn_timeout=KILL_SECONDS,
         )
         try:
-            hook.cancel(handle.job_id, handle.job_name, handle.cluster, timeout=4)
+            hook.cancel(handle.job_id, handle.job_name, handle.cluster, timeout=KILL_TIMEOUT)
         except ClusterUnavailableError as err:
             self.log.error("The job could not be cancelled: %s", err)
         finally:

@@ -11,7 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
-from airflow_slurm_images.triggers.observer import SharedObserver
+from airflow_slurm_images.triggers.observer import SharedObserver, cancel
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,4 @@ class SlurmJobTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Airflow 3.3 calls this when the user clears or marks the deferred task: cancel the job."""
         if self.cancel_on_kill:
-            handle = JobHandle.model_validate(self.job)
-            observer = await SharedObserver.get(handle)
-            await observer.cancel(handle)
+            await cancel(JobHandle.model_validate(self.job))

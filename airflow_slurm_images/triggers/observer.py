@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import contextvars
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -23,9 +25,9 @@ from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.errors import SlurmImagesError
 from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
-from airflow_slurm_images.core.watch import JobWatch
-from airflow_slurm_images.hooks.slurm import SlurmHook
-from airflow_slurm_images.lifecycle import emit
+from airflow_slurm_images.core.watch import JobWatch, Line
+from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
+from airflow_slurm_images.lifecycle import Log, emit
 
 Outcome = tuple[Verdict, CompletionRecord | None, int]
 
@@ -35,11 +37,12 @@ _ANSWER_BYTES = 4 * 1024 * 1024
 
 @dataclass(eq=False)
 class _Waiting:
+    """One waiting task. News goes to its own coroutine: Airflow files log lines by the task that writes them."""
+
     watch: JobWatch
     interval: float
-    log: Any
     due: float
-    done: asyncio.Future[Outcome] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    news: asyncio.Queue[list[Line] | Outcome | Exception] = field(default_factory=asyncio.Queue)
 
 
 class SharedObserver:
@@ -49,68 +52,78 @@ class SharedObserver:
         WeakKeyDictionary()
     )
 
-    def __init__(self, hook: SlurmHook) -> None:
+    def __init__(self, hook: SlurmHook, forget: Callable[[], object] = lambda: None) -> None:
         self._hook = hook
-        self._lock = asyncio.Lock()
+        self._forget = forget
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._last_look = float("-inf")
 
     @classmethod
     async def get(cls, handle: JobHandle) -> SharedObserver:
-        """The observer of this loop for the handle's connection and workspace; made on first use."""
+        """The observer of this loop for the handle's connection and workspace; it lives while somebody waits.
+
+        The connection is looked up when the observer is made, so that a changed one counts from then on.
+        """
         observers = cls._all.setdefault(asyncio.get_running_loop(), {})
         key = (handle.slurm_conn_id, handle.workspace, repr(sorted(handle.profile.items())))
         if key not in observers:
-            connection = await BaseHook.aget_connection(handle.slurm_conn_id)
-            hook = SlurmHook(
-                handle.slurm_conn_id,
-                {**handle.profile, "workspace_root": handle.workspace},
-                connection=connection,
-            )
-            observers.setdefault(key, cls(hook))
+            hook = await _hook(handle)
+            observers.setdefault(key, cls(hook, forget=partial(observers.pop, key, None)))
         return observers[key]
 
-    async def wait(
-        self, handle: JobHandle, limits: Limits, interval: float, stream: str, log: logging.Logger | Any
-    ) -> Outcome:
+    async def wait(self, handle: JobHandle, limits: Limits, interval: float, stream: str, log: Log) -> Outcome:
         """Wait for one job; returns its verdict, record and id. Cancelling the wait leaves the job alone."""
         now = time.monotonic()
         watch = JobWatch(handle, limits, now, stream=stream, resume=True)
-        waiting = _Waiting(watch, interval, log, due=now)
+        waiting = _Waiting(watch, interval, due=now)
         self._waiting.add(waiting)
         self._changed.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+        if self._task is None:
+            # In an empty context: what it does belongs to no single task.
+            self._task = contextvars.Context().run(asyncio.create_task, self._run())
         try:
-            return await waiting.done
+            while True:
+                news = await waiting.news.get()
+                if isinstance(news, Exception):
+                    raise news
+                if isinstance(news, tuple):
+                    return news
+                emit(log, news)
         finally:
             self._waiting.discard(waiting)
             self._changed.set()
 
-    async def cancel(self, handle: JobHandle) -> None:
-        """``scancel`` one job under its name; errors are a log line, the job's fate is not changed."""
-        async with self._lock:
-            try:
-                await asyncio.to_thread(self._hook.cancel, handle.job_id, handle.job_name, handle.cluster)
-            except SlurmImagesError as err:
-                logging.getLogger(__name__).error("Job %s could not be cancelled: %s", handle.job_id, err)
-
     async def _run(self) -> None:
-        """Look whenever the first task is due; those due within the same tenth of an interval come along."""
         try:
-            while self._waiting:
-                wake = min(item.due for item in self._waiting)
-                delay = wake - time.monotonic()
+            while await self._somebody_waits():
+                delay = self._next_look() - time.monotonic()
                 if delay > 0:
                     self._changed.clear()
                     with contextlib.suppress(asyncio.TimeoutError):  # another class than TimeoutError on 3.10
                         await asyncio.wait_for(self._changed.wait(), delay)
                     continue
+                self._last_look = time.monotonic()
                 await self._look(list(self._waiting))
+        except Exception as err:  # a fault of ours must not leave anybody waiting for ever
+            for item in self._waiting:
+                item.news.put_nowait(err)
+            self._waiting.clear()
         finally:
-            async with self._lock:
-                await asyncio.to_thread(self._hook.close)
+            self._task = None
+
+    async def _somebody_waits(self) -> bool:
+        if self._waiting:
+            return True
+        self._forget()
+        await asyncio.to_thread(self._hook.close)
+        return bool(self._waiting)  # somebody may have come while the connection was closed
+
+    def _next_look(self) -> float:
+        """When the first task is due, but at most one look an interval, the shortest of all."""
+        shortest = min(item.interval for item in self._waiting)
+        return max(min(item.due for item in self._waiting), self._last_look + shortest)
 
     async def _look(self, waiting: list[_Waiting]) -> None:
         by_cluster: dict[str | None, list[_Waiting]] = {}
@@ -119,8 +132,7 @@ class SharedObserver:
         for cluster, group in by_cluster.items():
             watches = [item.watch.request(_ANSWER_BYTES // len(group)) for item in group]
             try:
-                async with self._lock:
-                    seen = await asyncio.to_thread(self._hook.observe, watches, cluster)
+                seen = await asyncio.to_thread(self._hook.observe, watches, cluster)
             except SlurmImagesError as err:
                 for item in group:
                     self._settle(item, err.message)
@@ -136,12 +148,26 @@ class SharedObserver:
                 verdict, lines = item.watch.feed_failure(seen, now)
             else:
                 verdict, lines = item.watch.feed(seen, now)
-            emit(item.log, lines)
             item.due = now + item.watch.delay(item.interval, random.random())  # noqa: S311 - jitter
-            if verdict.kind != "wait" and not item.done.done():
-                item.done.set_result((verdict, item.watch.record, item.watch.job_id))
+            item.news.put_nowait(lines)
+            if verdict.kind == "wait":
+                return
+            item.news.put_nowait((verdict, item.watch.record, item.watch.job_id))
         except Exception as err:
-            if not item.done.done():
-                item.done.set_exception(err)
-        if item.done.done():
-            self._waiting.discard(item)
+            item.news.put_nowait(err)
+        self._waiting.discard(item)
+
+
+async def cancel(handle: JobHandle) -> None:
+    """``scancel`` one job under its name, over a fresh connection and without retries: Airflow allows seconds."""
+    hook = await _hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
+    try:
+        await asyncio.to_thread(hook.cancel, handle.job_id, handle.job_name, handle.cluster, KILL_TIMEOUT)
+    finally:
+        await asyncio.to_thread(hook.close)
+
+
+async def _hook(handle: JobHandle, **options: Any) -> SlurmHook:
+    connection = await BaseHook.aget_connection(handle.slurm_conn_id)
+    profile = {**handle.profile, "workspace_root": handle.workspace}
+    return SlurmHook(handle.slurm_conn_id, profile, connection=connection, **options)

@@ -15,11 +15,16 @@ from .box import Box, temporary_box
 STANDIN = Path(__file__).with_name("enroot_standin")
 
 
-@pytest.fixture(scope="session")
-def enroot_dir() -> Path:
-    """The directory of the Enroot under test: $ENROOT, else the one on PATH, else the stand-in."""
+def enroot_on_this_machine() -> Path:
+    """The directory of the Enroot to use: $ENROOT's, else that of the one on PATH, else the stand-in."""
     enroot = os.environ.get("ENROOT") or shutil.which("enroot")
     return Path(enroot).absolute().parent if enroot else STANDIN
+
+
+@pytest.fixture(scope="session")
+def enroot_dir() -> Path:
+    """The directory of the Enroot under test."""
+    return enroot_on_this_machine()
 
 
 @pytest.fixture(scope="session")

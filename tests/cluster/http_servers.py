@@ -43,7 +43,7 @@ class Reply:
 
 
 class RecordingServer:
-    """Answers with :meth:`reply` on a free port, from start to stop; over TLS when given certificate and key."""
+    """Answers with :meth:`reply` on a free port; over TLS when given certificate and key."""
 
     def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
         self.requests: list[Request] = []

@@ -30,7 +30,7 @@ PACKAGES = {
     "squashfuse": "squashfuse",
     "zstd": "zstd",
 }
-LOGIN = ("puller", 'inner"#\\\'$quotes')
+LOGIN = ("puller", "inner\"#\\'$quotes")
 _numbers = itertools.count()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BUSYBOX = "/bin/busybox"
-APPLETS = "cat echo env false grep id kill ls mkdir nc ps readlink sh sleep stat test touch true wget".split()
+APPLETS = ("cat", "echo", "env", "id", "kill", "ls", "mkdir", "readlink", "sh", "sleep", "touch", "true", "wget")
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -125,13 +125,11 @@ def build(layers: Sequence[Tree], *, architecture: str = "amd64", **settings: An
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
             "config": {"mediaType": OCI_CONFIG, "digest": digest_of(config), "size": len(config)},
-            "layers": [
-                {"mediaType": OCI_LAYER, "digest": digest_of(blob), "size": len(blob)} for blob in blobs
-            ],
+            "layers": [{"mediaType": OCI_LAYER, "digest": digest_of(blob), "size": len(blob)} for blob in blobs],
         }
     ).encode()
     names = tuple(digest_of(blob) for blob in blobs)
-    contents = dict(zip(names, blobs)) | {digest_of(config): config}
+    contents = dict(zip(names, blobs, strict=True)) | {digest_of(config): config}
     return Image(contents, manifest, digest_of(config), names)
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .images import Image, write_layout
 
@@ -119,7 +119,7 @@ class OddRegistry:
     basic: tuple[str, str] | None = None
     bearer: str = ""  # its token service is another host: localhost for 127.0.0.1
     token_status: int = 200
-    before_blob: Callable[[], None] = lambda: None
+    before_blob: Callable[[], object] = lambda: None
     busy: int = 0
     busiest: int = 0
     address: str = ""
@@ -149,75 +149,73 @@ class OddRegistry:
         return self.bearer if "Authorization" in headers else "worthless"
 
 
-def _handler(odd: OddRegistry) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Handler(BaseHTTPRequestHandler):
+    odd: ClassVar[OddRegistry]
+    protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
-            self._answer()
+    def do_HEAD(self) -> None:
+        self._answer()
 
-        def do_GET(self) -> None:
-            self._answer()
+    def do_GET(self) -> None:
+        self._answer()
 
-        def do_CONNECT(self) -> None:
-            self._note()
-            self._send(502, b"", {})
+    def do_CONNECT(self) -> None:
+        self._note()
+        self._send(502, b"", {})
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet: what was asked is kept in `asked`."""
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet: what was asked is kept in `asked`."""
 
-        def _note(self) -> None:
-            odd.asked.append(Asked(self.command, self.path, dict(self.headers.items())))
+    def _note(self) -> None:
+        self.odd.asked.append(Asked(self.command, self.path, dict(self.headers.items())))
 
-        def _answer(self) -> None:
-            self._note()
-            path = self.path.partition("?")[0]
-            if path == "/token":
-                token = odd.bearer_for(dict(self.headers.items()))
-                self._send(odd.token_status, json.dumps({"token": token}).encode(), {})
-                return
-            planned = odd.statuses.get(path)
-            challenge = odd.refusal(dict(self.headers.items()))
-            if challenge:
-                self._send(401, b"{}", {"WWW-Authenticate": challenge})
-            elif planned:
-                self._send(planned.pop(0), b"{}", {})
-            elif path in odd.bodies:
-                self._serve(path)
-            else:
-                self._send(404, b'{"errors": []}', {})
+    def _answer(self) -> None:
+        self._note()
+        path = self.path.partition("?")[0]
+        if path == "/token":
+            token = self.odd.bearer_for(dict(self.headers.items()))
+            self._send(self.odd.token_status, json.dumps({"token": token}).encode(), {})
+            return
+        planned = self.odd.statuses.get(path)
+        challenge = self.odd.refusal(dict(self.headers.items()))
+        if challenge:
+            self._send(401, b"{}", {"WWW-Authenticate": challenge})
+        elif planned:
+            self._send(planned.pop(0), b"{}", {})
+        elif path in self.odd.bodies:
+            self._serve(path)
+        else:
+            self._send(404, b'{"errors": []}', {})
 
-        def _serve(self, path: str) -> None:
-            media_type, data = odd.bodies[path]
-            if "/blobs/" not in path:
-                self._send(200, data, {"Content-Type": media_type})
-                return
-            with odd.lock:
-                odd.busy += 1
-                odd.busiest = max(odd.busiest, odd.busy)
-            try:
-                odd.before_blob()
-            finally:
-                with odd.lock:
-                    odd.busy -= 1
+    def _serve(self, path: str) -> None:
+        media_type, data = self.odd.bodies[path]
+        if "/blobs/" not in path:
             self._send(200, data, {"Content-Type": media_type})
+            return
+        with self.odd.lock:
+            self.odd.busy += 1
+            self.odd.busiest = max(self.odd.busiest, self.odd.busy)
+        try:
+            self.odd.before_blob()
+        finally:
+            with self.odd.lock:
+                self.odd.busy -= 1
+        self._send(200, data, {"Content-Type": media_type})
 
-        def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-    return Handler
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
 @contextmanager
 def odd_registry() -> Iterator[OddRegistry]:
     odd = OddRegistry()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(odd))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"odd": odd}))
     server.daemon_threads = True
     odd.address = f"127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -54,7 +54,9 @@ def test_a_missing_file_is_named(enroot: Enroot) -> None:
     assert (result.status, result.err) == (1, f"[ERROR] No such file or directory: {missing}\n")
 
 
-@pytest.mark.parametrize("arguments", [["create", "-n", "a/b"], ["remove", "-f", "a/b"], ["start", "a/b"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["create", "-n", "a/b"], ["remove", "-f", "a/b"], ["start", "a/b"]], ids=" ".join
+)
 def test_a_name_holds_no_slash(enroot: Enroot, sqsh: Path, arguments: list[str]) -> None:
     image = [str(sqsh)] if arguments[0] == "create" else []
     result = enroot(*arguments, *image)

@@ -38,7 +38,7 @@ def private(odd: OddRegistry, plain_image: Image) -> OddRegistry:
 def held(private: OddRegistry) -> Iterator[OddRegistry]:
     """Lets no blob go before the test is over."""
     over = threading.Event()
-    private.before_blob = lambda: over.wait(30) and None
+    private.before_blob = lambda: over.wait(30)
     yield private
     over.set()
 
@@ -54,9 +54,7 @@ def test_a_login_in_the_credentials_file_is_enough(enroot: Enroot, closed_regist
     ]
 
 
-def test_without_a_login_the_import_ends_without_an_error_line(
-    enroot: Enroot, closed_registry: DockerRegistry
-) -> None:
+def test_without_a_login_the_import_ends_without_an_error_line(enroot: Enroot, closed_registry: DockerRegistry) -> None:
     result = enroot.import_(closed_registry.uri("team/tool:1"))
     assert result.status == 1
     assert result.last_error_line == "[INFO] Authenticating with user: <anonymous>"
@@ -173,9 +171,7 @@ def test_the_token_file_holds_the_login_during_the_import_and_survives_a_kill(
     assert token.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_ending_the_import_politely_leaves_neither_token_nor_temporary_files(
-    enroot: Enroot, held: OddRegistry
-) -> None:
+def test_ending_the_import_politely_leaves_neither_token_nor_temporary_files(enroot: Enroot, held: OddRegistry) -> None:
     enroot.credentials(_line("127.0.0.1"))
     process = enroot.popen("import", "-o", str(enroot.base / "image.sqsh"), held.uri("team/tool:1"))
     wait_until("a blob is asked for", lambda: held.busy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,7 @@ def test_the_image_s_configuration_becomes_files(enroot: Enroot, registry: Docke
     """Its own etc/fstab is gone; volumes are mounts now."""
     image = enroot.imported(registry, "team/tool:1")
     assert content(image, "etc/environment") == "PATH=/opt/tools:/bin\nFROM_IMAGE=yes\n"
-    assert content(image, "etc/fstab").split() == (
-        "${ENROOT_ROOTFS}/volume /volume none x-create=dir,bind,rw,nosuid,nodev".split()
-    )
+    assert content(image, "etc/fstab").split()[:3] == ["${ENROOT_ROOTFS}/volume", "/volume", "none"]
     assert "# a.label its value\n" in content(image, "etc/rc")
     assert {"etc/rc.local", "work/dir"} <= set(listing(image))
 
@@ -277,8 +276,6 @@ def test_the_number_of_processors_is_mksquashfs_s(enroot: Enroot, registry: Dock
 
 
 def test_the_number_of_connections_is_bounded(enroot: Enroot, odd: OddRegistry) -> None:
-    import time
-
     image = build([Tree({f"file-{number}": "x"}) for number in range(6)])
     odd.add("team/tool", image, "1", media_type=OCI_MANIFEST)
     odd.before_blob = lambda: time.sleep(0.1)

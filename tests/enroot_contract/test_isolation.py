@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from .registries import OddRegistry
 from .runner import Enroot
+
+
+def _host_namespace(name: str) -> str:
+    return str(Path(f"/proc/self/ns/{name}").readlink())
 
 
 def _namespace(enroot: Enroot, image: Path, name: str, *options: str) -> str:
@@ -19,13 +22,13 @@ def _namespace(enroot: Enroot, image: Path, name: str, *options: str) -> str:
 
 @pytest.mark.parametrize("name", ["user", "mnt"])
 def test_user_and_mount_namespaces_are_always_new(enroot: Enroot, sqsh: Path, name: str) -> None:
-    assert _namespace(enroot, sqsh, name) != os.readlink(f"/proc/self/ns/{name}")
+    assert _namespace(enroot, sqsh, name) != _host_namespace(name)
 
 
 @pytest.mark.parametrize("name", ["pid", "net", "ipc", "uts"])
 def test_other_namespaces_are_new_only_where_enroot_has_the_option(enroot: Enroot, sqsh: Path, name: str) -> None:
     """Two programs call themselves 4.1.2; the help text tells whether this one can isolate."""
-    host = os.readlink(f"/proc/self/ns/{name}")
+    host = _host_namespace(name)
     assert _namespace(enroot, sqsh, name) == host
     if enroot.offers(f"--{name}"):
         assert _namespace(enroot, sqsh, name, f"--{name}") != host
@@ -40,7 +43,7 @@ def test_a_namespace_can_be_asked_for_in_the_environment_where_there_is_the_opti
     enroot: Enroot, sqsh: Path, name: str
 ) -> None:
     result = enroot.start(sqsh, "readlink", f"/proc/self/ns/{name}", env={f"ENROOT_UNSHARE_{name.upper()}": "yes"})
-    isolated = result.out.strip() != os.readlink(f"/proc/self/ns/{name}")
+    isolated = result.out.strip() != _host_namespace(name)
     assert isolated == enroot.offers(f"--{name}")
 
 

@@ -54,10 +54,8 @@ def test_the_image_s_script_runs_its_command_without_words(enroot: Enroot, regis
     assert enroot("start", str(image)).out == "entrypoint's own words\n"
 
 
-def test_the_image_s_script_starts_in_its_working_directory(
-    enroot: Enroot, odd: OddRegistry, base_layer: Tree
-) -> None:
-    image = build([base_layer], Cmd=["/bin/sh", "-c", "pwd; echo \"it's $0\"", "q'd"], WorkingDir="/work/dir")
+def test_the_image_s_script_starts_in_its_working_directory(enroot: Enroot, odd: OddRegistry, base_layer: Tree) -> None:
+    image = build([base_layer], Cmd=["/bin/sh", "-c", 'pwd; echo "it\'s $0"', "q'd"], WorkingDir="/work/dir")
     odd.add("team/tool", image, "1", media_type=OCI_MANIFEST)
     assert enroot.import_(odd.uri("team/tool:1")).status == 0
     assert enroot("start", str(enroot.base / "image.sqsh")).lines == ["/work/dir", "it's q'd"]
@@ -140,10 +138,13 @@ def test_the_image_is_read_only(enroot: Enroot, sqsh: Path) -> None:
     assert (result.status, result.err) == (1, "touch: /new: Read-only file system\n")
 
 
-@pytest.mark.parametrize("how", [{"options": ["--rw"]}, {"env": {"ENROOT_ROOTFS_WRITABLE": "yes"}}], ids=["option", "env"])
-def test_writing_can_be_asked_for_and_is_forgotten(enroot: Enroot, sqsh: Path, how: dict[str, object]) -> None:
-    assert enroot.start(sqsh, "touch", "/new", **how).status == 0
-    assert enroot.start(sqsh, "ls", "/new", **how).status == 1
+@pytest.mark.parametrize(("options", "switch"), [(["--rw"], None), ([], "yes")], ids=["option", "variable"])
+def test_writing_can_be_asked_for_and_is_forgotten(
+    enroot: Enroot, sqsh: Path, options: list[str], switch: str | None
+) -> None:
+    env = {"ENROOT_ROOTFS_WRITABLE": switch}
+    assert enroot.start(sqsh, "touch", "/new", options=options, env=env).status == 0
+    assert enroot.start(sqsh, "ls", "/new", options=options, env=env).status == 1
 
 
 def test_no_home_is_mounted(enroot: Enroot, sqsh: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from .runner import Enroot, path_without
 
-SLOW = "#!/bin/sh\nsleep 2\nexec /usr/bin/squashfuse \"$@\"\n"
+SLOW = '#!/bin/sh\nsleep 2\nexec /usr/bin/squashfuse "$@"\n'
 ONCE_SLOW = '#!/bin/sh\nif mkdir "${HOME}/slept"; then sleep 2; fi\nexec /usr/bin/squashfuse "$@"\n'
 REFUSED = "#!/bin/sh\necho 'fuse: failed to open /dev/fuse: Permission denied' >&2\nexit 1\n"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container's start script finds the image's Python as its users would, in every shell an image may have."""
+"""The container's start script finds the image's Python as its users would, in any shell."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_places_in_their_order(sh_image: FakeImage, present: list[str], used
     for place in present:
         sh_image.python(place)
     environment = {"VIRTUAL_ENV": f"{sh_image.root}/active", "CONDA_PREFIX": f"{sh_image.root}/conda"}
-    assert sh_image.run(path="usr/bin:bin", **environment).returncode == 0
+    assert sh_image.run(path="usr/bin:bin", environment=environment).returncode == 0
     assert sh_image.started() == [used]
 
 
@@ -229,13 +229,13 @@ def test_a_python_directory_that_may_not_be_entered_is_named(image: FakeImage, h
     image.python("root/venv/bin/python3")
     closed.chmod(0o600)
     done = image.run(
-        path="root/venv/bin" if how == "PATH" else "usr/bin", user=other_user(), VIRTUAL_ENV=f"{closed}/venv"
+        path="root/venv/bin" if how == "PATH" else "usr/bin",
+        user=other_user(),
+        environment={"VIRTUAL_ENV": f"{closed}/venv"},
     )
     closed.chmod(0o700)
     assert done.returncode == 90
-    assert (
-        f"{closed}/venv/bin/python3 lies below {closed}, a directory this user may not enter" in done.stderr
-    )
+    assert f"{closed}/venv/bin/python3 lies below {closed}, a directory this user may not enter" in done.stderr
 
 
 @pytest.mark.parametrize("status", [0, 1, 91, 92, 137])
@@ -336,7 +336,7 @@ def test_variables_of_the_image_do_not_disturb_the_script(image: FakeImage) -> N
             "CDPATH",
         )
     }
-    assert image.run(**hostile).returncode == 0
+    assert image.run(environment=hostile).returncode == 0
     assert image.started() == ["usr/bin/python3"]
 
 
@@ -347,7 +347,7 @@ def test_a_real_python_is_found_and_the_facts_are_written(image: FakeImage, tmp_
     (image.root / "asi" / "inspect_image.py").write_bytes(INSPECTOR.read_bytes())
     (image.root / "opt").mkdir()
     (image.root / "opt" / "venv").symlink_to(prefix.root)
-    done = image.run("--kind", "serving", PYTHONINSPECT="1")
+    done = image.run("--kind", "serving", environment={"PYTHONINSPECT": "1"})
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads((image.root / "asi" / "out" / "facts.json").read_text())
     assert facts["image"]["python_executable"] == f"{image.root}/opt/venv/bin/python3"
@@ -357,7 +357,5 @@ def test_a_real_python_is_found_and_the_facts_are_written(image: FakeImage, tmp_
 def test_the_script_passes_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck")
     assert shellcheck is not None, "shellcheck belongs to the lint group"
-    done = subprocess.run(
-        [shellcheck, "-s", "sh", str(ENROOT_RC)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([shellcheck, "-s", "sh", str(ENROOT_RC)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")

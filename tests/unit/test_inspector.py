@@ -103,9 +103,7 @@ def test_interpreter_facts_under_every_python(tmp_path: Path, interpreter: Inter
 
 @PYTHONS
 @pytest.mark.parametrize("kind", ["client", "serving"])
-def test_the_value_is_read_strictly_by_the_records(
-    tmp_path: Path, interpreter: Interpreter, kind: str
-) -> None:
+def test_the_value_is_read_strictly_by_the_records(tmp_path: Path, interpreter: Interpreter, kind: str) -> None:
     prefix = client_prefix(tmp_path, interpreter)
     prefix.add("vllm", "0.33.0", scripts=("vllm",))
     outcome = prefix.inspect(kind)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the inspector writes its file, what it refuses, and that hostile trees cost it bounded time and memory."""
+"""How the inspector writes its file, what it refuses, and that hostile trees cost it little."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -57,15 +59,13 @@ def test_a_directory_at_the_destination_is_a_clear_failure(prefix: Prefix) -> No
     assert [path.name for path in prefix.output.parent.iterdir()] == ["facts.json"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_temporary(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix.output.write_text("old")
 
     def fail(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(inspect_image.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space"):
         inspect_image.write_atomically(str(prefix.output), b"new")
     assert prefix.output.read_text() == "old"
@@ -112,9 +112,7 @@ def test_over_a_mebibyte_is_refused_and_the_refusal_written(inspector: ModuleTyp
         (prefix.site / f"{number}.egg-info").write_text(metadata(name, "1" * 128))
     inspector.MAX_FACTS_BYTES = 16 * 1024  # type: ignore[attr-defined]
     try:
-        status = inspector.main(
-            ["--kind", "client", "--output", str(prefix.output), "--mount", str(prefix.mount)]
-        )
+        status = inspector.main(["--kind", "client", "--output", str(prefix.output), "--mount", str(prefix.mount)])
     finally:
         inspector.MAX_FACTS_BYTES = 1024 * 1024  # type: ignore[attr-defined]
     assert status == 91
@@ -180,7 +178,7 @@ def test_pipes_and_devices_are_not_waited_for(prefix: Prefix) -> None:
 
 
 def test_names_that_are_no_text_are_reported_readably(prefix: Prefix) -> None:
-    os.mkdir(os.fsencode(prefix.site) + b"/bad\xff\n-1.0.dist-info")
+    (prefix.site / os.fsdecode(b"bad\xff\n-1.0.dist-info")).mkdir()
     outcome = prefix.inspect()
     assert outcome.image["unreadable_distributions"][0]["directory"] == "bad\\udcff\\x0a-1.0.dist-info"
     json.dumps(outcome.facts, ensure_ascii=False).encode("utf-8")
@@ -192,7 +190,7 @@ def test_a_directory_that_may_not_be_listed_is_a_warning(
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(inspector.os, "scandir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     notes = inspector.Notes()
     assert inspector.installed_distributions(str(prefix.mount), notes) == {}
     assert notes.lists["warnings"] == [f"cannot list {prefix.site} of sys.path: Permission denied"]
@@ -211,9 +209,7 @@ def test_metadata_that_may_not_be_read_is_listed(
 
 
 def test_output_of_the_image_s_own_start_up_code_does_not_matter(prefix: Prefix) -> None:
-    (prefix.site / "sitecustomize.py").write_text(
-        "print('noise')\nimport sys\nsys.stderr.write('more noise\\n')\n"
-    )
+    (prefix.site / "sitecustomize.py").write_text("print('noise')\nimport sys\nsys.stderr.write('more noise\\n')\n")
     assert prefix.inspect().versions == {"pip": "24.0"}
 
 
@@ -228,6 +224,19 @@ def test_importing_the_program_changes_nothing() -> None:
     directory = Path(inspect_image.__file__).parent
     done = subprocess.run([sys.executable, "-c", code], cwd=directory, timeout=60)
     assert done.returncode == 0
+
+
+def test_text_made_to_be_slow_to_search_is_read_in_passing(prefix: Prefix) -> None:
+    info = prefix.add("vllm", scripts=("vllm",))
+    shutil.rmtree(prefix.site / "pip")
+    (info / "RECORD").write_bytes(b"\n" * (40 << 20) + b'"' * (8 << 20))
+    (info / "entry_points.txt").write_bytes(b"[console_scripts]\n" + b"vllm = vllm.cli:main\n" + b" \n" * 300_000)
+    (prefix.root / "bin" / "vllm").write_bytes(b"#!/bin/sh\n" + b"\n \t" * 100_000)
+    assert prefix.inspect("serving").error_code == "script_missing"
+
+
+def test_the_program_is_valid_python_3_8() -> None:
+    ast.parse(Path(inspect_image.__file__).read_text(), feature_version=(3, 8))
 
 
 def test_only_the_standard_library_is_imported() -> None:

@@ -41,9 +41,7 @@ def test_a_foreign_vllm_on_path_is_reported_and_not_used(tmp_path: Path, interpr
         "executable_path": own,
     }
     assert outcome.image["path_executable"] == resolved(stub)
-    assert outcome.image["warnings"] == [
-        f"PATH finds {resolved(stub)}; the distribution's own script is {own}"
-    ]
+    assert outcome.image["warnings"] == [f"PATH finds {resolved(stub)}; the distribution's own script is {own}"]
     assert outcome.image["distributions"] == [{"name": "vllm", "version": "0.33.0+cu129"}]
 
 
@@ -139,9 +137,7 @@ def test_an_old_install_lists_its_files_in_installed_files(prefix: Prefix) -> No
 @pytest.mark.parametrize(
     "header", ["# EASY-INSTALL-ENTRY-SCRIPT: 'vllm','console_scripts','vllm'", "__requires__ = 'VLLM==0.1'"]
 )
-def test_a_development_install_is_known_by_the_head_of_its_script(
-    prefix: Prefix, tmp_path: Path, header: str
-) -> None:
+def test_a_development_install_is_known_by_the_head_of_its_script(prefix: Prefix, tmp_path: Path, header: str) -> None:
     source = tmp_path / "source"
     (source / "vllm.egg-info").mkdir(parents=True)
     (source / "vllm.egg-info" / "PKG-INFO").write_text(metadata("vllm", "0.1.dev0"))
@@ -160,9 +156,7 @@ def test_an_editable_install_is_found_by_its_record(prefix: Prefix) -> None:
     assert outcome.image["editable_distributions"][0]["name"] == "vllm"
 
 
-@pytest.mark.parametrize(
-    "fault", ["missing", "not executable", "directory", "dangling", "loop", "pipe", "device"]
-)
+@pytest.mark.parametrize("fault", ["missing", "not executable", "directory", "dangling", "loop", "pipe", "device"])
 def test_a_script_that_cannot_be_run_is_refused(prefix: Prefix, fault: str) -> None:
     prefix.add("vllm", scripts=("vllm",))
     script = prefix.root / "bin" / "vllm"
@@ -189,9 +183,7 @@ def test_a_script_below_the_mounted_directory_is_not_the_image_s(prefix: Prefix)
 
 def test_a_dead_first_line_is_a_warning(prefix: Prefix) -> None:
     prefix.add("vllm", scripts=("vllm",))
-    make_executable(
-        prefix.root / "bin" / "vllm", script_text(VLLM_MODULE, "/root/.local/share/uv/none/bin/python3")
-    )
+    make_executable(prefix.root / "bin" / "vllm", script_text(VLLM_MODULE, "/root/.local/share/uv/none/bin/python3"))
     warnings = prefix.inspect("serving").image["warnings"]
     assert len(warnings) == 1
     assert "starts with #!/root/.local/share/uv/none/bin/python3" in warnings[0]
@@ -232,9 +224,7 @@ def test_a_distribution_s_pip_without_record_is_found_beside_it(tmp_path: Path) 
     (prefix.site / "pip-24.0.dist-info" / "entry_points.txt").write_text(
         "[console_scripts]\npip = pip._internal.cli.main:main\n"
     )
-    script = make_executable(
-        prefix.root / "bin" / "pip", script_text("pip._internal.cli.main", str(prefix.python))
-    )
+    script = make_executable(prefix.root / "bin" / "pip", script_text("pip._internal.cli.main", str(prefix.python)))
     assert prefix.inspect().inspection["installer_path"] == resolved(script)
 
 

@@ -139,9 +139,7 @@ def test_a_huge_header_is_cut() -> None:
         ("repository:a/b:pull repository:c/d:pull,push", "a/b", "repository:a/b:pull repository:c/d:pull"),
     ],
 )
-def test_scopes_ask_for_reading_only(
-    offered: str | None, repository: str | None, expected: str | None
-) -> None:
+def test_scopes_ask_for_reading_only(offered: str | None, repository: str | None, expected: str | None) -> None:
     assert pull_scope(offered, repository) == expected
 
 

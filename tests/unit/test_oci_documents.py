@@ -50,9 +50,7 @@ def manifest(**changes: Any) -> bytes:
             {"mediaType": LAYER, "digest": DIGEST, "size": 12},
         ],
     }
-    return json.dumps(
-        {key: value for key, value in (document | changes).items() if value is not None}
-    ).encode()
+    return json.dumps({key: value for key, value in (document | changes).items() if value is not None}).encode()
 
 
 def chosen(document: oci.ImageIndex, arch: str, variant: str | None = None) -> str:
@@ -269,9 +267,7 @@ def test_other_bytes_than_asked_for_are_an_integrity_error_with_both_digests() -
     assert caught.value.details["actual"] == sha256_digest(content + b" ")
 
 
-@pytest.mark.parametrize(
-    "digest", ["sha512:" + 128 * "a", "md5:aa", "sha256:" + 64 * "A", "sha256:../../x", ""]
-)
+@pytest.mark.parametrize("digest", ["sha512:" + 128 * "a", "md5:aa", "sha256:" + 64 * "A", "sha256:../../x", ""])
 def test_digests_of_other_kinds_are_refused(digest: str) -> None:
     with pytest.raises(RegistryResponseError, match="only sha256"):
         verify(b"", digest, "the manifest")

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import subprocess
 import threading
@@ -261,23 +260,12 @@ def test_a_lock_that_stays_held_is_a_failure_that_changes_nothing(ws: Workspace)
     lock = ws.aliases / ".locks/alias-vllm"
     lock.mkdir(parents=True)
     (lock / "owner").write_text("n1 77 somebody\n")
-    stop = threading.Event()
-
-    def keep_alive() -> None:
-        while not stop.wait(0.5):
-            os.utime(lock)
-
-    holder = threading.Thread(target=keep_alive)
-    holder.start()
-    try:
-        result = ws.publish(ws.add("one"))
-    finally:
-        stop.set()
-        holder.join()
+    ws.preamble = b"sleep() { SECONDS=$((SECONDS + 10)); }\n"
+    result = ws.publish(ws.add("one"))
     assert refusal(result) == "unavailable"
     assert "n1 77 somebody" in result.text("message")
     assert ws.current() is None
-    assert sorted(path.name for path in (ws.aliases / ".locks").iterdir()) == ["alias-vllm"]
+    assert [path.name for path in (ws.aliases / ".locks").iterdir()] == ["alias-vllm"]
 
 
 def test_every_refusal_gives_its_locks_back(ws: Workspace) -> None:
@@ -336,8 +324,12 @@ def test_publication_goes_on_when_the_connection_is_cut(ws: Workspace) -> None:
         ws.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ws.environment
     ) as process:
         assert process.stdin and process.stdout
+        process.stdin.write(ws.text("publish", constants))
+        process.stdin.flush()
+        while b"begin" not in process.stdout.readline():
+            pass
         process.stdout.close()
-        process.stdin.write(ws.text("publish", constants, record))
+        process.stdin.write(record)
         process.stdin.close()
         process.wait()
     assert ws.current() == "one"

@@ -41,9 +41,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def connect(monkeypatch: pytest.MonkeyPatch, registries: Registries) -> Any:
     """Make the connection `images`; gives its id."""
 
-    def make(
-        server: Server | str, login: bool = False, conn_type: str = "oci_registry", **fields: Any
-    ) -> str:
+    def make(server: Server | str, login: bool = False, conn_type: str = "oci_registry", **fields: Any) -> str:
         host = server if isinstance(server, str) else server.address
         account = {"login": registries.login, "password": registries.password} if login else {}
         extra = {} if server is registries.tls else {"insecure": True}

@@ -140,9 +140,7 @@ def test_an_index_is_resolved_to_one_platform(
     assert ("docker" in resolved.media_type) == (tag == "docker")
 
 
-def test_the_digests_of_index_and_platform_lead_to_the_same_image(
-    registries: Registries, connect: Any
-) -> None:
+def test_the_digests_of_index_and_platform_lead_to_the_same_image(registries: Registries, connect: Any) -> None:
     conn_id = connect(registries.open)
     name = f"{registries.open.address}/team/app"
     by_tag = resolve(conn_id, f"{name}:oci")
@@ -169,9 +167,7 @@ def test_a_single_image_tells_its_platform(registries: Registries, connect: Any)
         ("team/app:oci", "s390x", "there is no image for linux/s390x; the index holds linux/amd64"),
     ],
 )
-def test_what_is_not_there_is_named(
-    registries: Registries, connect: Any, name: str, arch: str, reason: str
-) -> None:
+def test_what_is_not_there_is_named(registries: Registries, connect: Any, name: str, arch: str, reason: str) -> None:
     with pytest.raises(RegistryNotFoundError, match=reason) as caught:
         resolve(connect(registries.open), f"{registries.open.address}/{name}", arch)
     assert registries.open.address in caught.value.message
@@ -191,9 +187,7 @@ def test_wrong_bytes_are_an_integrity_error(connect: Any) -> None:
 # -- the other methods
 
 
-def test_manifest_gives_the_bytes_and_head_notices_a_move(
-    registries: Registries, connect: Any, tmp_path: Path
-) -> None:
+def test_manifest_gives_the_bytes_and_head_notices_a_move(registries: Registries, connect: Any, tmp_path: Path) -> None:
     with OciRegistryHook(connect(registries.basic, login=True)) as hook:
         moving = TagReference.parse(f"{registries.basic.address}/team/app:moving")
         states: list[TagState] = []

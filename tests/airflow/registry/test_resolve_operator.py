@@ -37,9 +37,7 @@ def run(operator: OciResolveOperator, previous: Any = None) -> tuple[str, dict[s
     return operator.execute({"ti": ti}), ti.pushed  # type: ignore[typeddict-item]
 
 
-def test_the_operator_returns_the_pinned_reference_and_pushes_the_rest(
-    registries: Registries, connect: Any
-) -> None:
+def test_the_operator_returns_the_pinned_reference_and_pushes_the_rest(registries: Registries, connect: Any) -> None:
     image = f"{registries.open.address}/team/app:oci"
     operator = OciResolveOperator(task_id="r", image=image, registry_conn_id=connect(registries.open))
     reference, pushed = run(operator)
@@ -88,9 +86,7 @@ def test_what_a_retry_may_help_is_left_to_retries(connect: Any, monkeypatch: pyt
     monkeypatch.setattr("airflow_slurm_images.hooks._oci_http.time.sleep", lambda _seconds: None)
     with MisbehavingRegistry() as gone:
         address = gone.address
-    operator = OciResolveOperator(
-        task_id="r", image=f"{address}/team/app:1.0", registry_conn_id=connect(address)
-    )
+    operator = OciResolveOperator(task_id="r", image=f"{address}/team/app:1.0", registry_conn_id=connect(address))
     with pytest.raises(RegistryUnavailableError):
         run(operator)
 

@@ -57,9 +57,7 @@ def test_a_tag_whose_digest_header_disagrees_with_its_bytes_is_an_integrity_erro
         fetch(client)
 
 
-def test_a_config_with_other_bytes_is_an_integrity_error(
-    client: OciClient, registry: MisbehavingRegistry
-) -> None:
+def test_a_config_with_other_bytes_is_an_integrity_error(client: OciClient, registry: MisbehavingRegistry) -> None:
     registry.script(registry.config_path, Reply(200, registry.config + b" "))
     wanted = oci.Descriptor.model_validate(descriptor("x", registry.config))
     with pytest.raises(IntegrityError, match="config"):
@@ -105,18 +103,14 @@ def test_a_host_that_is_no_registry_is_said_so(client: OciClient, registry: Misb
         fetch(client)
 
 
-def test_words_of_the_registry_are_one_bounded_printable_line(
-    client: OciClient, registry: MisbehavingRegistry
-) -> None:
+def test_words_of_the_registry_are_one_bounded_printable_line(client: OciClient, registry: MisbehavingRegistry) -> None:
     registry.script(registry.tag_path, errors(403, "DENIED", "no\n::error::\x1b[31m" + 5000 * "x"))
     with pytest.raises(RegistryAuthError) as caught:
         fetch(client)
     assert caught.value.message.isprintable() and len(caught.value.message) < 600
 
 
-def test_a_look_at_a_tag_is_conditional_and_notices_a_move(
-    client: OciClient, registry: MisbehavingRegistry
-) -> None:
+def test_a_look_at_a_tag_is_conditional_and_notices_a_move(client: OciClient, registry: MisbehavingRegistry) -> None:
     def head(digest: str, etag: str) -> Reply:
         return Reply(200, b"", [("Docker-Content-Digest", digest), ("ETag", etag)])
 

@@ -25,7 +25,7 @@ from tests.cluster.misbehaving_registry import (
     errors,
 )
 
-from .helpers import BASIC, SECRET, bearer, fetch, to, wants_basic
+from .helpers import BASIC, SECRET, bearer, fetch, make_client, to, wants_basic
 
 
 def test_a_redirect_to_another_host_is_followed_without_the_login(
@@ -41,9 +41,7 @@ def test_a_redirect_to_another_host_is_followed_without_the_login(
     assert elsewhere.authorizations == []
 
 
-@pytest.mark.parametrize(
-    "offer", ['Basic realm="give me"', 'Bearer realm="http://127.0.0.1:1/token",service="s"']
-)
+@pytest.mark.parametrize("offer", ['Basic realm="give me"', 'Bearer realm="http://127.0.0.1:1/token",service="s"'])
 def test_a_host_behind_a_redirect_gets_no_login_even_if_it_asks(
     client: OciClient, registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry, offer: str
 ) -> None:
@@ -54,9 +52,7 @@ def test_a_host_behind_a_redirect_gets_no_login_even_if_it_asks(
     assert elsewhere.authorizations == [] and len(elsewhere.requests) == 1
 
 
-def test_a_redirect_within_the_registry_keeps_the_login(
-    client: OciClient, registry: MisbehavingRegistry
-) -> None:
+def test_a_redirect_within_the_registry_keeps_the_login(client: OciClient, registry: MisbehavingRegistry) -> None:
     registry.script(registry.tag_path, wants_basic(), to("/other/place"))
     registry.script("/other/place", registry.healthy(registry.tag_path))
     assert fetch(client) == registry.manifest
@@ -136,12 +132,8 @@ def test_a_token_service_that_gives_no_token_is_named(
     assert len(elsewhere.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "realm", ["ftp://t.example/", "/token", "http://u:p@t.example/", "http://t.example:port/"]
-)
-def test_a_realm_that_is_no_url_is_refused(
-    client: OciClient, registry: MisbehavingRegistry, realm: str
-) -> None:
+@pytest.mark.parametrize("realm", ["ftp://t.example/", "/token", "http://u:p@t.example/", "http://t.example:port/"])
+def test_a_realm_that_is_no_url_is_refused(client: OciClient, registry: MisbehavingRegistry, realm: str) -> None:
     registry.script(registry.tag_path, bearer(realm))
     with pytest.raises(RegistryResponseError, match="token service"):
         fetch(client)

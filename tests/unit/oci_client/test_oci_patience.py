@@ -80,9 +80,7 @@ def test_refusals_are_not_retried(
 
 
 @pytest.mark.parametrize("fault", ["truncated", "closed"])
-def test_an_answer_that_breaks_off_is_retried(
-    client: OciClient, registry: MisbehavingRegistry, fault: Fault
-) -> None:
+def test_an_answer_that_breaks_off_is_retried(client: OciClient, registry: MisbehavingRegistry, fault: Fault) -> None:
     broken = BadReply(200, registry.manifest[:20], fault=fault)
     registry.script(registry.tag_path, broken, registry.healthy(registry.tag_path))
     assert fetch(client) == registry.manifest

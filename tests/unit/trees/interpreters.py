@@ -39,9 +39,7 @@ class Interpreter:
 
 def _ask(program: str) -> Interpreter | None:
     try:
-        done = subprocess.run(
-            [program, "-c", _QUESTION], capture_output=True, text=True, timeout=60, check=True
-        )
+        done = subprocess.run([program, "-c", _QUESTION], capture_output=True, text=True, timeout=60, check=True)
         executable, home, minor, version = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None  # a shim of a version manager, say

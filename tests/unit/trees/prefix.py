@@ -123,9 +123,7 @@ class Prefix:
         """Where the facts go."""
         return self.mount / "out" / "facts.json"
 
-    def add(
-        self, name: str, version: str = "1.0", *, base: Path | None = None, scripts: tuple[str, ...] = ()
-    ) -> Path:
+    def add(self, name: str, version: str = "1.0", *, base: Path | None = None, scripts: tuple[str, ...] = ()) -> Path:
         """Install a distribution as pip would; returns its dist-info directory."""
         base = base or self.site
         module = name.replace("-", "_").lower()
@@ -142,9 +140,7 @@ class Prefix:
         if scripts:
             entries = "".join(f"{script} = {module}.cli:main\n" for script in scripts)
             (info / "entry_points.txt").write_text(f"[console_scripts]\n{entries}")
-        (info / "RECORD").write_text(
-            "\n".join([*lines, f"{info.name}/METADATA,,", f"{info.name}/RECORD,,", ""])
-        )
+        (info / "RECORD").write_text("\n".join([*lines, f"{info.name}/METADATA,,", f"{info.name}/RECORD,,", ""]))
         return info
 
     def inspect(self, kind: str = "client", *arguments: str, timeout: float = 60) -> Outcome:

@@ -63,13 +63,13 @@ class FakeImage:
         )
 
     def run(
-        self, *arguments: str, path: str = "usr/bin", user: int | None = None, **environment: str
+        self, *arguments: str, path: str = "usr/bin", user: int | None = None, environment: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run the start script with a PATH of directories of the image."""
         directories = ":".join(str(self.root / part) for part in path.split(":"))
         return subprocess.run(
             [*self.shell, str(self.rc), *(arguments or ("--kind", "client"))],
-            env={"PATH": directories, **environment}, cwd="/", capture_output=True, text=True, timeout=60,
+            env={"PATH": directories, **(environment or {})}, cwd="/", capture_output=True, text=True, timeout=60,
             stdin=subprocess.DEVNULL, user=user,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ shopt -s lastpipe
 readonly conf_script=$1 conf_wanted=$2
 
 if [ "${conf_wanted}" = source ]; then
+    # shellcheck source=/dev/null
     source "${conf_script}" >&2
     for name in environ mounts hooks rc; do
         ! declare -F "${name}" || true
@@ -14,6 +15,7 @@ if [ "${conf_wanted}" = source ]; then
     exit 0
 fi
 
+# shellcheck source=/dev/null
 source "${conf_script}" > /dev/null 2>&1
 case "${conf_wanted}" in
 rc)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from standin import config
-from standin.console import Exit
+from . import config
+from .console import Exit
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,15 @@ def _dispatch(line: CommandLine, command: str, argv: Sequence[str]) -> None:
     parsed = line.parse(command, argv)
     # Imported late: a start should not wait for what only an import needs.
     if command in ("import", "digest"):
-        from standin import importer
+        from . import importer
 
         importer.command(command, parsed.arguments[0], arch=parsed.last("arch"), output=parsed.last("output"))
     elif command == "start":
-        from standin import start
+        from . import start
 
         start.command(parsed.arguments, _start_options(parsed))
     else:
-        from standin import containers
+        from . import containers
 
         force = parsed.has("force") or "ENROOT_FORCE_OVERRIDE" in os.environ
         if command == "create":

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from standin.console import SHELL_DIR, Exit
+from .console import SHELL_DIR, Exit
 
 SYSTEM = Path("/etc/enroot")
 BUNDLED = Path(__file__).resolve().parent.parent / "sysconf"

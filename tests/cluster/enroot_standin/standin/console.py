@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -74,7 +74,7 @@ def real_path(path: str) -> Path:
 
 def _make_removable(path: Path) -> None:
     for directory, _, _ in os.walk(path):
-        os.chmod(directory, 0o700)
+        Path(directory).chmod(0o700)
 
 
 def remove_tree(path: Path) -> None:
@@ -90,9 +90,9 @@ def fix_permissions(path: Path) -> None:
     """Enroot makes everything readable and every directory writable for the owner."""
     subprocess.run(["chmod", "-f", "-R", "u+rX", str(path)], check=False)
     for directory, _, _ in os.walk(path):
-        mode = os.stat(directory).st_mode
+        mode = Path(directory).stat().st_mode
         if not mode & 0o200:
-            os.chmod(directory, (mode | 0o200) & 0o7777)
+            Path(directory).chmod((mode | 0o200) & 0o7777)
 
 
 def is_squashfs(path: str | Path) -> bool:
@@ -118,10 +118,3 @@ def scratch(prefix: str) -> Iterator[Path]:
         yield path
     finally:
         remove_tree(path)
-
-
-def quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except OSError:
-        pass

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from standin.console import (
+from .console import (
     Exit,
     fail,
     fix_permissions,
@@ -59,8 +59,8 @@ def create(image: str, name: str, *, force: bool) -> None:
 
 def names(*, fancy: bool) -> None:
     """The fancy form names no processes here: nothing of ours asks for them."""
-    data = os.environ["ENROOT_DATA_PATH"]
-    if not os.path.isdir(data):
+    data = Path(os.environ["ENROOT_DATA_PATH"])
+    if not data.is_dir():
         fail(f"Could not change directory: {data}")
     if not fancy:
         returncode = subprocess.run(["ls", "-1"], cwd=data, check=False).returncode
@@ -68,7 +68,7 @@ def names(*, fancy: bool) -> None:
             raise Exit(status_of(returncode))
         return
     print("NAME  PID  COMM  STATE  STARTED  TIME  MNTNS  USERNS  COMMAND")
-    for entry in sorted(Path(data).iterdir()):
+    for entry in sorted(data.iterdir()):
         print(entry.name)
 
 

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from standin import layers, uri
-from standin.console import SHELL_DIR, fail, info, log, need, real_path, run, scratch
-from standin.registry import Registry
-from standin.uri import Source
+from . import layers, uri
+from .console import SHELL_DIR, fail, info, log, need, real_path, run, scratch
+from .registry import Registry
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 DAEMONS = {"dockerd://": "docker", "podman://": "podman"}
@@ -49,7 +48,8 @@ def _digest(reference: str, arch: str) -> None:
 
 
 def _import(reference: str, arch: str, output: str) -> None:
-    need("curl", "grep", "awk", "jq", "parallel", "tar", os.environ["ENROOT_GZIP_PROGRAM"], "find", "mksquashfs", "zstd")
+    need("curl", "grep", "awk", "jq", "parallel", "tar", os.environ["ENROOT_GZIP_PROGRAM"])
+    need("find", "mksquashfs", "zstd")
     source = uri.parse(reference)
     architecture = _architecture(arch)
     target = real_path(output or source.default_filename)
@@ -128,6 +128,3 @@ def _squash(rootfs: Path, target: Path) -> None:
     command += ["-all-root", "-no-progress", "-processors", env["ENROOT_MAX_PROCESSORS"]]
     command += env["ENROOT_SQUASH_OPTIONS"].split()
     run(command, env={"PATH": env.get("PATH", os.defpath)})
-
-
-__all__ = ["Source", "command"]

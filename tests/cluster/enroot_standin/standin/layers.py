@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from standin.console import Exit, fail, fix_permissions, info, remove_tree, status_of
-from standin.registry import Layer, Manifest, Registry
+from .console import Exit, fail, fix_permissions, info, remove_tree, status_of
+from .registry import Layer, Manifest, Registry
 
 ZSTD_LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -112,7 +112,8 @@ def _extract(layer: Layer, target: Path) -> int:
     target.mkdir()
     command = ["tar", "-C", str(target), "--warning=no-timestamp", "--anchored"]
     command += ["--exclude=dev/*", "--exclude=./dev/*", "--use-compress-program=zstd"]
-    return subprocess.run([*command, "--delay-directory-restore", "-pxf", str(cached(layer.digest))], check=False).returncode
+    command += ["--delay-directory-restore", "-pxf", str(cached(layer.digest))]
+    return subprocess.run(command, check=False).returncode
 
 
 def extract(manifest: Manifest, work: Path) -> list[Path]:

@@ -7,8 +7,9 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from standin.console import Exit, complain
+from .console import Exit, complain
 
 PROGRAM = "enroot-switchroot"
 _DEFAULT_PATH = "/usr/bin:/bin"
@@ -24,8 +25,7 @@ class Account:
 
 def _read(path: str) -> str:
     try:
-        with open(path, errors="surrogateescape") as file:
-            return file.read()
+        return Path(path).read_text(errors="surrogateescape")
     except OSError:
         return ""
 
@@ -63,7 +63,7 @@ def _login_environment(inside: int, outside: int, definitions: Mapping[str, str]
 def _log_in(environment: dict[str, str], inside: int, outside: int) -> None:
     definitions = _definitions()
     closed = definitions.get("NOLOGINS_FILE", "/etc/nologin")
-    if inside and os.path.exists(closed):
+    if inside and Path(closed).exists():
         print(_read(closed), end="", flush=True)
         raise Exit(0)
     for name, value in _login_environment(inside, outside, definitions).items():
@@ -88,14 +88,14 @@ def _enter(home: str, *, fatal: bool) -> None:
 
 
 def _arguments(argv0: str, rc: str, command: Sequence[str]) -> list[str]:
-    if os.path.exists(rc):
+    if Path(rc).exists():
         return [argv0, rc, *command]
     if not command:
         return [argv0]
     first = command[0]
     if " " in first:
         return [argv0, "-c", first, argv0.lstrip("-"), *command[1:]]
-    if not os.path.exists(first) or os.access(first, os.R_OK | os.X_OK):
+    if not Path(first).exists() or os.access(first, os.R_OK | os.X_OK):
         return [argv0, "-c", 'exec "$@"', argv0.lstrip("-"), *command]
     return [argv0, *command]
 
@@ -108,7 +108,7 @@ def execute(environment: dict[str, str], rc: str, command: Sequence[str], *, ins
     shell = environment.get("SHELL") or ""
     if not shell or not os.access(shell, os.R_OK | os.X_OK):
         shell = "/bin/sh"
-    argv0 = ("-" if login else "") + os.path.basename(shell)
+    argv0 = ("-" if login else "") + Path(shell).name
     # Python ignores SIGPIPE; a program inside expects to die of it.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -8,9 +8,10 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from standin import syscalls as sys
-from standin.console import complain, warn
+from . import syscalls as sys
+from .console import complain, warn
 
 PROGRAM = "enroot-mount"
 _PROPAGATION = {
@@ -62,10 +63,9 @@ _CLEARS = {
     "rw": sys.MS_RDONLY,
     "suid": sys.MS_NOSUID,
 }
-_IGNORED = frozenset(
-    "auto defaults group iversion noauto nofail nogroup noiversion noowner nouser nousers owner user users "
-    "x-create=dir x-create=file x-create=auto x-detach".split()
-)
+_IGNORED = {"auto", "defaults", "group", "iversion", "noauto", "nofail", "nogroup", "noiversion", "noowner"}
+_IGNORED |= {"nouser", "nousers", "owner", "user", "users"}
+_IGNORED |= {"x-create=dir", "x-create=file", "x-create=auto", "x-detach"}
 _INHERITED = {
     os.ST_NOSUID: sys.MS_NOSUID,
     os.ST_NODEV: sys.MS_NODEV,
@@ -152,32 +152,37 @@ def resolve(root: str, path: str, links: int = 40) -> str:
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
             parts.pop()
             continue
-        here = "/".join([root.rstrip("/"), *parts, name])
-        if not os.path.islink(here):
+        here = Path(root, *parts, name)
+        if not here.is_symlink():
             parts.append(name)
             continue
         links -= 1
         if links < 0:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        link = os.readlink(here)
+        link = str(here.readlink())
         if link.startswith("/"):
             parts = []
         rest = link.split("/") + rest
     return "/".join([os.path.realpath(root).rstrip("/"), *parts]) or "/"
 
 
-def _create(path: str, *, directory: bool) -> None:
+def _create(path: Path, *, directory: bool) -> None:
     """What is made has mode 0, like real Enroot's: only the mount on it is meant to be used."""
     previous = os.umask(0o022)
     try:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        if not os.path.lexists(path):
-            (os.mkdir(path, 0) if directory else os.mknod(path, stat.S_IFREG))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or path.exists():
+            return
+        if directory:
+            path.mkdir(0)
+        else:
+            os.mknod(path, stat.S_IFREG)
     finally:
         os.umask(previous)
 
 
-def _create_target(entry: Entry, path: str, flags: int) -> None:
+def _create_target(entry: Entry, path: Path, flags: int) -> None:
+    source = Path(entry.source)
     if "x-create=file" in entry.options:
         _create(path, directory=False)
     elif "x-create=dir" in entry.options:
@@ -185,8 +190,8 @@ def _create_target(entry: Entry, path: str, flags: int) -> None:
     elif "x-create=auto" in entry.options:
         if not flags & sys.MS_BIND:
             _create(path, directory=True)
-        elif os.path.exists(entry.source):
-            _create(path, directory=os.path.isdir(entry.source))
+        elif source.exists():
+            _create(path, directory=source.is_dir())
 
 
 def _inherited(path: str) -> int:
@@ -224,7 +229,7 @@ def _perform(root: str, entry: Entry) -> None:
         path = resolve(root, entry.target)
         flags, data = _flags(entry.options)
         doing = f"failed to create {'file' if 'x-create=file' in entry.options else 'directory'}: {path}"
-        _create_target(entry, path, flags)
+        _create_target(entry, Path(path), flags)
         undo = "un" if "x-detach" in entry.options else ""
         doing = f"failed to {undo}mount: {entry.source} at {path}"
         if entry.kind != "none" or flags & ~(_PROPAGATIONS | sys.MS_REC | sys.MS_SILENT) or undo:

@@ -14,10 +14,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from standin import uri
-from standin.config import expand
-from standin.console import Exit, complain, fail, info, status_of
-from standin.uri import Source
+from . import uri
+from .config import expand
+from .console import Exit, complain, fail, info, status_of
+from .uri import Source
 
 _LISTS = "application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.index.v1+json"
 _MANIFESTS = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
@@ -93,10 +93,9 @@ def _netrc() -> str:
     lines = []
     for line in uri.credentials_lines():
         words = line.split(maxsplit=5)
-        if len(words) == 6 and words[5].startswith("$"):
-            line = " ".join([*words[:5], expand(words[5])])
-        lines.append(line + "\n")
-    return "".join(lines)
+        evaluated = len(words) == 6 and words[5].startswith("$")
+        lines.append(" ".join([*words[:5], expand(words[5])]) if evaluated else line)
+    return "".join(f"{line}\n" for line in lines)
 
 
 class Registry:
@@ -160,9 +159,9 @@ class Registry:
             data = [word for name, value in fields.items() for word in ("--data-urlencode", f"{name}={value}")]
             answer = _parse(request(realm, ["-G", *data, *login]) or "{}")
             return str(answer.get("token") or answer.get("access_token") or "")
-        if scheme == "Basic":
-            return self._basic_token(url, login)
-        fail(f"Unsupported authentication method {scheme}")
+        if scheme != "Basic":
+            fail(f"Unsupported authentication method {scheme}")
+        return self._basic_token(url, login)
 
     def _basic_token(self, url: str, login: list[str]) -> str:
         """What curl sent is the token. A refusal ends the import without a word: Enroot drops that output."""

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standin import login, mounts
-from standin import syscalls as sys
-from standin.console import SHELL_DIR, Exit, complain, fail, log, need, status_of
+from . import login, mounts
+from . import syscalls as sys
+from .console import SHELL_DIR, Exit, complain, fail, log, need, status_of
 
 if TYPE_CHECKING:
-    from standin.start import Request
+    from .start import Request
 
 # A slow squashfuse is a failed one: real Enroot counts to a hundred, which takes about this long.
 MOUNT_PATIENCE = 0.6
@@ -51,10 +51,9 @@ def _assignments(text: str) -> dict[str, str]:
     return found
 
 
-def _mount_point(path: str) -> str:
-    while path != "/" and not os.path.ismount(path):
-        path = os.path.dirname(path)
-    return path
+def _mount_point(path: str | Path) -> Path:
+    place = Path(path).resolve()
+    return next(parent for parent in (place, *place.parents) if parent.is_mount())
 
 
 class Sandbox:
@@ -68,13 +67,13 @@ class Sandbox:
 
     def start(self) -> None:
         runtime = str(self.runtime)
-        mounts.perform(f"none {_mount_point(os.path.realpath(runtime))} none slave")
+        mounts.perform(f"none {_mount_point(runtime)} none slave")
         mounts.perform(f"tmpfs {runtime} tmpfs x-create=dir,mode=700,slave")
         for name in ("lower", "upper", "work"):
             (self.runtime / "overlay" / name).mkdir(parents=True)
-        if os.path.isfile(self.rootfs):
+        if Path(self.rootfs).is_file():
             self.rootfs = self._mount_image()
-        mounts.perform(f"none {_mount_point(os.path.realpath(self.rootfs))} none slave")
+        mounts.perform(f"none {_mount_point(self.rootfs)} none slave")
         mounts.perform(f"{self.rootfs} {self.rootfs} none bind,nosuid,nodev,slave")
         rc = self._configure_locked()
         self._protect()
@@ -207,7 +206,7 @@ class Sandbox:
         rootfs = self.rootfs
         if "ENROOT_ROOTFS_WRITABLE" not in os.environ:
             mounts.perform(f"none {rootfs} none remount,bind,nosuid,nodev,ro")
-        if os.path.isfile(f"{rootfs}/.lock"):
+        if Path(rootfs, ".lock").is_file():
             mounts.perform(f"{rootfs}/.lock {rootfs}/.lock none bind,nosuid,nodev,noexec,ro,private")
 
     def _switch(self, rc: bytes | None) -> None:

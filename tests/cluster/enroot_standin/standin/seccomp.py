@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from standin import syscalls
+from . import syscalls
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # chown, fchown, lchown, setuid, setgid, setreuid, setregid, setgroups, setresuid, setresgid, fchownat

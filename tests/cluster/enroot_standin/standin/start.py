@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from standin import containers, sandbox, seccomp
-from standin import syscalls as sys
-from standin.console import Exit, complain, fail, is_squashfs, log, need, real_path
+from . import containers, sandbox, seccomp
+from . import syscalls as sys
+from .console import Exit, complain, fail, is_squashfs, log, need, real_path
 
 PROGRAM = "enroot-nsenter"
 
@@ -33,7 +33,7 @@ def _rootfs(name: str) -> Path:
     """A SquashFS file by its path, or the name of a container."""
     if not name:
         fail("Invalid argument")
-    if os.path.isfile(name) and is_squashfs(name):
+    if Path(name).is_file() and is_squashfs(name):
         return real_path(name)
     return containers.existing(name)
 
@@ -95,7 +95,7 @@ def _wait_for(child: int) -> None:
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
         raise Exit(os.WEXITSTATUS(status))
-    number = os.WTERMSIG(status)
+    number = signal.Signals(os.WTERMSIG(status))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

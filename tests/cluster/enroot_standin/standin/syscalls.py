@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import struct
+from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -65,8 +66,7 @@ def prctl(option: int, first: int, second: int = 0) -> None:
 
 
 def last_capability() -> int:
-    with open("/proc/sys/kernel/cap_last_cap") as file:
-        return int(file.read())
+    return int(Path("/proc/sys/kernel/cap_last_cap").read_text())
 
 
 def keep_capabilities_over_exec() -> None:

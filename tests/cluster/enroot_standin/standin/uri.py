@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from standin.console import fail
+from .console import fail
 
 HUB = "registry-1.docker.io"
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Airflow on a private database, and a cluster in a box behind the connection ``slurm_default``."""
+
+from __future__ import annotations
+
+from tests.airflow import environment  # isort: skip  # settles Airflow's configuration, so it comes first
+
+import json
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.airflow.dag_runs import DagRunner
+from tests.cluster.box import Box
+from tests.cluster.conftest import box_accounting, enroot_dir, image_layouts, push_images
+
+__all__ = ["box_accounting", "enroot_dir", "image_layouts", "push_images"]
+
+
+@pytest.fixture(scope="session")
+def airflow_database() -> None:
+    from airflow.utils.db import initdb
+
+    initdb()
+    assert (environment.HOME / "airflow.db").exists()
+
+
+@pytest.fixture(scope="session")
+def box(box_accounting: Box) -> Iterator[Box]:
+    """A running cluster; its connection is Airflow's ``slurm_default`` (``AIRFLOW_CONN_SLURM_DEFAULT``)."""
+    os.environ["AIRFLOW_CONN_SLURM_DEFAULT"] = box_accounting.connection_json
+    yield box_accounting
+    del os.environ["AIRFLOW_CONN_SLURM_DEFAULT"]
+
+
+@pytest.fixture(scope="session")
+def images(box: Box, push_images: Callable[[Box], dict[str, str]]) -> dict[str, str]:
+    """Pinned references of the test images in the box's registry: client, serving, nopython, static."""
+    return {name: f"{box.registry}/images/{name}:latest@{digest}" for name, digest in push_images(box).items()}
+
+
+@pytest.fixture
+def run_dag(airflow_database: None, capfd: pytest.CaptureFixture[str]) -> DagRunner:
+    """Run a DAG with ``dag.test()``; gives states, XComs and the log."""
+    return DagRunner(capfd)
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, box: Box) -> Callable[..., str]:
+    """Make another connection to the box, with changed fields of its extra; gives its id."""
+
+    def make(**extra: object) -> str:
+        document = {**box.connection, "extra": {**box.extra, **extra}}
+        monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(document))
+        return "other"
+
+    return make

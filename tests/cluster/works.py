@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One task's work on a box, driven as an operator drives it but without Airflow around it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.common.compat.sdk import Connection
+
+from airflow_slurm_images.core.decide import Limits
+from airflow_slurm_images.core.records import ImageRecord, JobHandle
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import, build_inspect
+from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.lifecycle import Lifecycle, Work
+
+from .box import Box
+from .polling import wait_until
+
+CONN_ID = "box"
+INTERVAL = 0.5
+
+
+def connection(box: Box, **changes: Any) -> Connection:
+    """The Airflow connection into a box; `changes` replace or add keys of its extra, None takes one away."""
+    fields = box.connection
+    extra = {key: value for key, value in (fields["extra"] | changes).items() if value is not None}
+    return Connection(
+        conn_id=CONN_ID,
+        conn_type=fields["conn_type"],
+        host=fields["host"],
+        login=fields["login"],
+        port=fields["port"],
+        extra=json.dumps(extra),
+    )
+
+
+def slurm_hook(box: Box, profile: Mapping[str, Any] | None = None, **options: Any) -> SlurmHook:
+    return SlurmHook(CONN_ID, profile, connection=connection(box), **options)
+
+
+class Lines:
+    """A logger that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, level: int, event: str, *args: Any) -> None:
+        self.lines.append(event % args)
+
+    def info(self, event: str, *args: Any) -> None:
+        self.lines.append(event % args)
+
+    def warning(self, event: str, *args: Any) -> None:
+        self.lines.append(event % args)
+
+
+class Task:
+    """A request on its way through a box; `profile` overrides the connection's, as a task's does."""
+
+    def __init__(
+        self,
+        box: Box,
+        request: ImportRequest | InspectRequest,
+        *,
+        hook: SlurmHook | None = None,
+        limits: Limits | None = None,
+        **profile: Any,
+    ) -> None:
+        self.box = box
+        self.hook = hook or slurm_hook(box, profile)
+        self.work = Work(request, secrets.token_hex(16), 1, False, CONN_ID, profile)
+        self.limits = limits or Limits()
+        self._log = Lines()
+        self.lifecycle = Lifecycle(self.hook, self._log)
+        self._handle: JobHandle | None = None
+
+    def begin(self) -> JobHandle:
+        self._handle = self.lifecycle.begin(self.work)
+        return self._handle
+
+    def wait(self) -> None:
+        self.lifecycle.wait(self.handle, self.limits, INTERVAL, "try-1")
+
+    def finish(self) -> ImageRecord:
+        record = self.lifecycle.finish(self.handle)
+        self.hook.close()
+        return record
+
+    def run(self) -> ImageRecord:
+        """From the request to the published record."""
+        self.begin()
+        self.wait()
+        return self.finish()
+
+    # -- what can be seen of it
+
+    @property
+    def handle(self) -> JobHandle:
+        assert self._handle is not None, "nothing was submitted"
+        return self._handle
+
+    @property
+    def directory(self) -> Path:
+        """The attempt directory."""
+        return Path(self.handle.run_directory)
+
+    @property
+    def lines(self) -> list[str]:
+        """The task log."""
+        return self._log.lines
+
+    @property
+    def attempts(self) -> list[Path]:
+        """The attempt directories of this work, also of one that never got a job."""
+        runs = self.box.workspace / "users" / self.box.user / "runs" / self.work.run_key
+        return sorted(runs.iterdir()) if runs.exists() else []
+
+    def reaches(self, phase: str, timeout: float = 60) -> bool:
+        """Wait until the job is in a phase."""
+        file = self.directory / "phase"
+        return wait_until(lambda: file.exists() and file.read_text().split(" ")[0] == phase, timeout)
+
+    def completion(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "completion.json").read_text())
+        return found
+
+
+def import_task(box: Box, image: str, name: str, kind: str = "generic", **options: Any) -> Task:
+    request: dict[str, Any] = {
+        key: options.pop(key) for key in ("arch", "required_distributions") if key in options
+    }
+    return Task(box, build_import(image=image, name=name, kind=kind, **request), **options)
+
+
+def inspect_task(box: Box, path: Path, kind: str = "client", name: str | None = None, **options: Any) -> Task:
+    request: dict[str, Any] = {
+        key: options.pop(key) for key in ("copy_to_store", "required_distributions") if key in options
+    }
+    return Task(box, build_inspect(path=str(path), name=name, kind=kind, **request), **options)
+
+
+def as_operator(box: Box, *argv: str) -> str:
+    """Output of a command with an operator's rights inside the box."""
+    return box.as_root(list(argv), check=True).stdout
+
+
+def cancel(box: Box, task: Task) -> None:
+    """`scancel` by the user, behind the back of the task."""
+    box.as_user(["scancel", str(task.handle.job_id)], check=True)
+
+
+def sha256(path: Path) -> str:
+    return subprocess.run(["sha256sum", str(path)], check=True, capture_output=True, text=True).stdout[:64]
