@@ -4,6 +4,8 @@
 # companion files, which are sourced only after their checksums were compared. Every exit leaves
 # completion.json in the attempt directory, written last and by rename, except where another job owns the attempt.
 
+# A login profile may have exported POSIXLY_CORRECT; in that mode bash knows no function names like ours.
+set +o posix
 set -Eeuo pipefail
 umask 077
 
@@ -34,6 +36,7 @@ readonly E_SCRATCH=89
 asi::reexec() {
     local user='' home='' name='' locale=C index=0
     local -a environment=()
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
     IFS=: read -r user _ _ _ _ home _ < <(getent passwd "${EUID}") || true
     if locale -a 2> /dev/null | grep -Eiq '^C\.utf-?8$'; then
         locale=C.UTF-8

@@ -9,10 +9,10 @@ ASI_SCRATCH=''
 ASI_GUARD=''
 ASI_READER=asi::bounded # what reads a tool's output; it must read to the end
 
-# asi::kill_tree PID - kill PID's session and all its descendants, again until none is left.
-# By session, because helpers change their process group; by descent, because an image may call setsid.
+# asi::kill_tree PID [GROUP] - kill PID's session and all its descendants, again until none is left; also the others
+# of a process group. By session, because helpers change their group; by descent, because an image may call setsid.
 asi::kill_tree() {
-    local -r root="$1"
+    local -r root="$1" group="${2:-none}"
     local stat='' line='' pid='' round=0
     local -a field=()
     for ((round = 0; round < 50; round++)); do
@@ -28,6 +28,8 @@ asi::kill_tree() {
             fi
             parent["${pid}"]="${field[1]}"
             if [[ "${pid}" == "${root}" || "${field[3]}" == "${root}" ]]; then
+                doomed["${pid}"]=1
+            elif [[ "${field[2]}" == "${group}" && "${pid}" != "${BASHPID}" ]]; then
                 doomed["${pid}"]=1
             fi
         done
@@ -49,21 +51,37 @@ asi::kill_tree() {
     return 1
 }
 
-# asi::guard FIFO SCRATCH - outlives a batch shell that is killed alone; the shell's end of the pipe tells.
+# asi::orphaned - in a subshell: is the batch shell gone?
+asi::orphaned() {
+    local line=''
+    local -a field=()
+    IFS= read -r line < "/proc/${BASHPID}/stat" || return 0
+    read -r -a field <<< "${line##*) }"
+    [[ "${field[1]}" != "$$" ]]
+}
+
+# asi::guard FIFO SCRATCH - outlives a batch shell that is killed alone, and ends what the shell had running. The end
+# of the pipe tells, but not at once: what the shell runs in the foreground (a hash, a copy) holds it open too.
 asi::guard() {
     local -r fifo="$1" scratch="$2"
-    local word='' value='' child=''
+    local word='' value='' child='' status=0
     trap '' TERM INT HUP
-    while read -r word value; do
+    while :; do
+        status=0
+        read -r -t 1 word value || status=$?
+        if ((status > 128)) && ! asi::orphaned; then
+            continue
+        fi
+        if ((status != 0)); then
+            break
+        fi
         case "${word}" in
             watch) child="${value}" ;;
             forget) child='' ;;
             done) return 0 ;;
         esac
     done < "${fifo}"
-    if [[ -n "${child}" ]]; then
-        asi::kill_tree "${child}" || true
-    fi
+    asi::kill_tree "${child:-none}" "$$" || true
     asi::forget_credentials
     rm -rf -- "${scratch}"
 }

@@ -202,8 +202,8 @@ asi::prune_image() {
 asi::prune_store() {
     local path='' bytes='' owner=''
     while IFS=$'\t' read -r path bytes owner; do
-        if [[ "${path}" == *.json && -e "${path%.json}.sqsh" ]]; then
-            continue
+        if [[ ! -e "${path}" || ("${path}" == *.json && -e "${path%.json}.sqsh") ]]; then
+            continue # a record goes with its file
         fi
         asi::in_time || return 0
         asi::prune_image "${path}" "${bytes}" "${owner}"

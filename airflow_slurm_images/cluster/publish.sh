@@ -247,8 +247,8 @@ asi::commit() {
         fi
     done
     ln -s -- "${ASI_NUMBER}" "${new}" || asi::cannot_write aliases
-    if ! asi::holds "alias-${ASI_NAME}"; then
-        asi::refuse unavailable "the lock of '${ASI_NAME}' was taken over; the alias was not moved"
+    if ! asi::holds "alias-${ASI_NAME}" || [[ -n "${ASI_DIGEST}" ]] && ! asi::holds "sha256-${ASI_DIGEST}"; then
+        asi::refuse unavailable "this publisher stood still and its locks were taken over; the alias '${ASI_NAME}' was not moved"
     fi
     mv -f -T -- "${new}" "${ASI_HISTORY}/current" || asi::cannot_write aliases
 }

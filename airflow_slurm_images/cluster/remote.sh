@@ -2,6 +2,8 @@
 # Shared by every command that runs over the SSH channel as `/bin/bash -p -s`: a clean Slurm environment, and
 # results between random markers, so that what login scripts print is never read as ours.
 
+# Login scripts may have exported POSIXLY_CORRECT; in that mode bash knows no function names like ours.
+set +o posix
 set -uo pipefail
 umask 077
 export LC_ALL=C
@@ -23,7 +25,8 @@ asi::begin() {
     if [[ -n "${ASI_SLURM_BIN}" ]]; then
         PATH="${ASI_SLURM_BIN}:${PATH}"
     fi
-    export PATH
+    # Last, for accounts whose login scripts lost the system's own directories.
+    export PATH="${PATH}:/usr/local/bin:/usr/bin:/bin"
 }
 
 asi::end() {
@@ -66,7 +69,7 @@ asi::run() {
     if [[ -n "${ASI_CLUSTER}" ]]; then
         set -- -M "${ASI_CLUSTER}" "$@"
     fi
-    errors="$(mktemp)" || asi::refuse unavailable "mktemp failed on the login node"
+    errors="$(mktemp 2> /dev/null || mktemp /tmp/asi.XXXXXXXXXX)" || asi::refuse unavailable "mktemp failed on the login node"
     ASI_STATUS=0
     ASI_OUTPUT="$(timeout --kill-after=5 "${limit}" "${command}" "$@" < /dev/null 2> "${errors}")" || ASI_STATUS=$?
     asi::put_text "${name}.rc" "${ASI_STATUS}"

@@ -53,8 +53,8 @@ asi::read_listing() {
         !/^[-dlbcps]([r-][w-][xsStT-]){3} / || !/squashfs-root\// { if (!/squashfs-root$/ && NF) last = $0; next }
         {
             type = substr($0, 1, 1)
-            path = $0
-            sub(/^.*squashfs-root\//, "", path)
+            # From the first mention on: the target of a link may hold another one, to hide what the link is.
+            path = substr($0, index($0, " squashfs-root/") + 15)
             if (type == "l") sub(/ -> .*$/, "", path)
             if (path in target) print "target", type, path
             if (type == "-" && /^...x/ && path ~ /^[A-Za-z0-9._+\/-]+$/) {

@@ -24,7 +24,7 @@ from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.run_state import RunState
 from airflow_slurm_images.core.slurm import SQUEUE_FORMAT, QueueAnswer
 from airflow_slurm_images.core.submission import Publication, SubmitAnswer
-from airflow_slurm_images.hooks import connection_test, ssh_exchange
+from airflow_slurm_images.hooks import connection_report, ssh_exchange
 from airflow_slurm_images.hooks.connection_form import CONNECTION_TYPE, DEFAULT_CONN_ID, HOOK_NAME
 
 CONNECT_TIMEOUT = 30
@@ -192,7 +192,7 @@ class SlurmHook(SSHHook):
     def test_connection(self) -> tuple[bool, str]:
         """Login, workspace, Slurm, partition and Enroot, each with its remedy when it fails."""
         try:
-            return connection_test.report(self)
+            return connection_report.report(self)
         except (ClusterUnavailableError, InvalidRequestError) as err:
             return False, str(err)
 

@@ -49,12 +49,11 @@ def tree_of(layout: Path) -> Tree:
 
 def _add(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     name = member.name.removeprefix("./").rstrip("/")
-    packed = archive.extractfile(member)  # of a hard link too
     if member.issym():
         tree.symlink(name, member.linkname)
     elif member.isdir() and name not in ("", "."):
         tree.directory(name, member.mode)
-    elif packed is not None:
+    elif packed := archive.extractfile(member):  # of a hard link too
         tree.file(name, packed.read(), member.mode)
 
 

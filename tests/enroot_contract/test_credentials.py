@@ -169,6 +169,7 @@ def test_the_token_file_holds_the_login_during_the_import_and_survives_a_kill(
     assert token.read_text() == f'header "Authorization: {_authorization(*LOGIN)}"'
     assert token.stat().st_mode & 0o777 == 0o600
     assert token.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name.partition(".")[0] for path in enroot.paths["tmp"].iterdir()] == ["enroot"]
 
 
 def test_ending_the_import_politely_leaves_neither_token_nor_temporary_files(enroot: Enroot, held: OddRegistry) -> None:

@@ -131,6 +131,16 @@ def test_a_pid_namespace_around_enroot_ends_all_of_it_in_every_release(
     assert running.ends()
 
 
+def test_that_namespace_may_close_network_and_ipc_as_well(enroot: Enroot, sqsh: Path) -> None:
+    before = (*DIES_WITH_PARENT, "timeout", "60", *OWN_PIDS, "--net", "--ipc")
+    script = "readlink /proc/self/ns/net; readlink /proc/self/ns/ipc; readlink /proc/self/ns/pid"
+    result = enroot.start(sqsh, "sh", "-c", script, before=before)
+    assert result.status == 0, result.err
+    mine = {str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("net", "ipc", "pid")}
+    assert len(result.lines) == 3
+    assert not mine & set(result.lines)
+
+
 @pytest.mark.parametrize("status", [0, 7])
 def test_that_namespace_does_not_change_the_status(enroot: Enroot, sqsh: Path, status: int) -> None:
     before = (*DIES_WITH_PARENT, *OWN_PIDS, "timeout", "-k", "5", "60")

@@ -186,3 +186,29 @@ def test_a_script_needs_proc_inside(enroot: Enroot, sqsh: Path) -> None:
     rc = enroot.write(enroot.base / "ours", "echo ours\n")
     result = enroot("start", "--rc", str(rc), str(sqsh), "echo", "words")
     assert (result.status, result.out) == (0, "words\n")
+
+
+def test_all_four_columns_of_a_mount_can_be_given(enroot: Enroot, sqsh: Path) -> None:
+    outer, inner = enroot.base / "outer", enroot.base / "inner"
+    for directory in (outer, outer / "out", inner):
+        directory.mkdir()
+        enroot.account.own(directory)
+    options = ["--mount", f"{outer}:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private"]
+    options += ["--mount", f"{inner}:/asi/out:none:bind,rw,nosuid,nodev,noexec,private"]
+    script = "echo out > /asi/out/file; echo no > /asi/file"
+    assert enroot.start(sqsh, "sh", "-c", script, options=options).status == 1
+    assert ((inner / "file").read_text(), list((outer / "out").iterdir())) == ("out\n", [])
+
+
+def test_the_home_switch_does_nothing_without_the_site_s_hook(enroot: Enroot, sqsh: Path) -> None:
+    home = str(enroot.paths["home"])
+    assert enroot.start(sqsh, "ls", home, env={"ENROOT_MOUNT_HOME": "yes"}).status == 1
+
+
+def test_the_stock_configuration_shows_the_host_s_system_and_on_request_home(enroot: Enroot, sqsh: Path) -> None:
+    enroot.write(enroot.paths["home"] / "mine", "x")
+    env = {"ENROOT_SYSCONF_PATH": None, "ENROOT_MOUNT_HOME": "yes"}
+    result = enroot.start(sqsh, "sh", "-c", "cat /proc/mounts; ls $HOME/mine", options=["--root"], env=env)
+    assert result.status == 0, result.err
+    mounted = {line.split()[1] for line in result.lines if len(line.split()) > 2}
+    assert {"/proc", "/sys", "/dev", "/tmp", "/root", "/etc/hosts"} <= mounted

@@ -11,6 +11,9 @@ asi_test_step() {
         if ((ASI_TEST_STEP == ${ASI_TEST_KILL:-0})); then
             kill -KILL "$$"
         fi
+        if ((ASI_TEST_STEP == ${ASI_TEST_STOP:-0})); then
+            kill -STOP "$$"
+        fi
     fi
 }
 set -o functrace

@@ -44,7 +44,7 @@ def publication_out_of_the_trash(root: Path) -> tuple[Workspace, str, dict[str, 
 
 def pruned_history(root: Path) -> tuple[Workspace, str, dict[str, str], bytes]:
     ws = Workspace(root)
-    for content in ("older", "old", "new"):
+    for content in ("old", "new"):
         ws.publish(ws.add(content))
     return ws, "prune", {**PRUNE, "ASI_KEEP_LAST": "1", "ASI_GRACE_SECONDS": "0", "ASI_TRASH_SECONDS": "0"}, b""
 

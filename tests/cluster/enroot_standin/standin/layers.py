@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .console import Exit, fail, fix_permissions, info, remove_tree, status_of
+from .console import Exit, complain, fail, fix_permissions, info, remove_tree, status_of
 from .registry import Layer, Manifest, Registry
 
 ZSTD_LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
@@ -146,16 +147,24 @@ def _clear(directory: Path) -> None:
         remove_tree(entry)
 
 
+def _check_opaque(directory: Path) -> None:
+    """Real Enroot marks such a directory with an attribute that only the first user namespace may write."""
+    if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
+        return
+    message = f"failed to create opaque ovlfs whiteout: {directory}/"
+    complain("enroot-aufs2ovlfs", message, PermissionError(errno.EPERM, ""))
+
+
 def _apply_whiteouts(upper: Path, lower: Path) -> None:
     """Do to the lower directory what the upper one's whiteouts say, and take them away."""
     opaque = upper / OPAQUE
     if os.path.lexists(opaque):
+        _check_opaque(upper)
         opaque.unlink()
         _clear(lower)
     for entry in list(upper.iterdir()):
         if entry.name.startswith(WHITEOUT * 2):
-            print(f"enroot-aufs2ovlfs: unsupported aufs whiteout: {entry}", file=sys.stderr, flush=True)
-            raise Exit(1)
+            complain("enroot-aufs2ovlfs", f"unsupported aufs whiteout: {entry}")
         if entry.name.startswith(WHITEOUT):
             remove_tree(lower / entry.name.removeprefix(WHITEOUT))
             remove_tree(entry)
@@ -165,6 +174,8 @@ def _drop_whiteouts(directory: Path) -> None:
     """In a directory nothing lies below there is nothing to hide."""
     for parent, directories, files in os.walk(directory):
         for name in [*directories, *files]:
+            if name == OPAQUE:
+                _check_opaque(Path(parent))
             if name.startswith(WHITEOUT):
                 remove_tree(Path(parent, name))
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small real SquashFS files, well-formed and hostile, made once a session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\x3e\x00" + bytes(44)
+"""Header of a little-endian x86-64 program."""
+
+
+def _plain(root: Path) -> None:
+    for name in ("bin", "etc", "proc", "dev", "sys", "tmp", "usr/lib"):
+        (root / name).mkdir(parents=True)
+    (root / "bin/tool").write_bytes(ELF)
+    (root / "bin/tool").chmod(0o755)
+    (root / "usr/lib/os-release").write_text('PRETTY_NAME="Tiny Linux 1"\nID=tiny\n')
+    (root / "etc/environment").write_text("PATH=/usr/bin:/bin\nLANG=C\n")
+    (root / "data").write_bytes(os.urandom(100_000))  # so that the file has some blocks to lose
+
+
+def _link(path: str, target: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        place = root / path
+        if place.is_dir():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        place.symlink_to(target)
+
+    return make
+
+
+def _fifo(path: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        (root / path).unlink(missing_ok=True)
+        os.mkfifo(root / path)
+
+    return make
+
+
+def _harmless_links(root: Path) -> None:
+    (root / "lib").symlink_to("usr/lib")
+    (root / "opt").mkdir()
+    (root / "opt/etc").symlink_to("../etc")
+    (root / "etc/mtab").symlink_to("/proc/mounts")
+
+
+RECIPES: dict[str, Callable[[Path], None]] = {
+    "plain": lambda _: None,
+    "links elsewhere": _harmless_links,
+    "/etc is a link": _link("etc", "/var/tmp"),
+    "/etc is a link into a directory named squashfs-root": _link("etc", "/home/ann/squashfs-root/x"),
+    "/etc/fstab is a link": _link("etc/fstab", "/etc/hosts"),
+    "/etc/environment is a link": _link("etc/environment", "/etc/passwd"),
+    "/etc/environment is a pipe": _fifo("etc/environment"),
+    "/etc/rc is a link": _link("etc/rc", "/etc/rc.local"),
+    "/.lock is a link": _link(".lock", "/home/ann/notes"),
+    "/dev is a link": _link("dev", "/dev"),
+    "/dev/null is a link": _link("dev/null", "/home/ann/notes"),
+    "/proc is a link": _link("proc", "/"),
+    "/sys is a link": _link("sys", "/"),
+    "/tmp is a link": _link("tmp", "/home/ann"),
+    "/asi is a link": _link("asi", "/home/ann"),
+}
+HOSTILE = [name for name in RECIPES if name.startswith("/")]
+
+
+@cache
+def directory() -> Path:
+    """Where the files of this session are; removed by :func:`forget`."""
+    return Path(mkdtemp(prefix="asi-images-"))
+
+
+def forget() -> None:
+    """Remove the files of this session."""
+    shutil.rmtree(directory(), ignore_errors=True)
+
+
+@cache
+def image(name: str) -> Path:
+    """The ``.sqsh`` of a recipe."""
+    number = list(RECIPES).index(name)
+    root = directory() / f"root-{number}"
+    _plain(root)
+    RECIPES[name](root)
+    path = directory() / f"{number}.sqsh"
+    subprocess.run(
+        ["mksquashfs", root, path, "-quiet", "-no-progress", "-all-root", "-noD", "-comp", "gzip"],
+        check=True,
+        capture_output=True,
+    )
+    shutil.rmtree(root)
+    return path
