@@ -243,9 +243,11 @@ class Lifecycle:
             return watch.feed_failure(err.message, self._clock())
         return watch.feed(seen, self._clock())
 
-    def failed(self, handle: JobHandle, verdict: Verdict, record: CompletionRecord | None) -> SlurmImagesError:
+    def failed(
+        self, handle: JobHandle, verdict: Verdict, record: CompletionRecord | None, *, cancel: bool = True
+    ) -> SlurmImagesError:
         """The error for a verdict, with the ends of the logs; cancels where waiting ended on our side."""
-        if verdict.kind in ("stuck", "pending_timeout", "run_timeout"):
+        if cancel and verdict.kind in ("stuck", "pending_timeout", "run_timeout"):
             self.cancel(handle)
         logs: dict[str, str] = {}
         try:

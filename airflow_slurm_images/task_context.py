@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +13,16 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, conf
 
+try:
+    from airflow.sdk.exceptions import TaskDeferralTimeout
+except ImportError:  # Airflow 3.1
+    from airflow.exceptions import TaskDeferralTimeout  # type: ignore[no-redef]
+
 from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
 from airflow_slurm_images.core.plan import run_key
 from airflow_slurm_images.core.reports import failure_record
+
+__all__ = ["TaskDeferralTimeout", "TaskTry", "deployment_id", "mapping", "reported", "seconds"]
 
 FAILURE_KEY = "failure"
 """XCom key of what is known about a failed job."""
@@ -67,6 +76,34 @@ def reported(context: Mapping[str, Any]) -> Iterator[None]:
         if err.retryable:
             raise
         raise AirflowFailException(str(err)) from err
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """A mapping that an author gave, as it is or as the text a template made of it (JSON, or Python's own).
+
+    Nothing, an empty text and "None" are the empty mapping; raises InvalidRequestError.
+    """
+    if isinstance(value, str):
+        value = _literal(value.strip())
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InvalidRequestError(
+        f"Invalid request: {name} must be a mapping, got {value!r}",
+        remedy=f"Pass {name} as a dict, or as a template that renders one.",
+    )
+
+
+def _literal(text: str) -> Any:
+    if not text:
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
 
 
 def seconds(name: str, value: Any) -> float | None:

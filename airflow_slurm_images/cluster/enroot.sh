@@ -38,9 +38,13 @@ asi::make_import_cache() {
     fi
 }
 
-# asi::harvest_cache - hand the new layers to the layer cache by rename, then drop what is left.
+# asi::harvest_cache - hand the new layers to the layer cache by rename, then drop what is left. Also after a failed
+# import: Enroot gives a layer its final name only when it is whole, so a retry goes on from there.
 asi::harvest_cache() {
     local layer=''
+    if [[ ! -d "${ASI_ATTEMPT_DIR}/cache" ]]; then
+        return 0
+    fi
     if [[ "${ASI_LAYER_CACHE}" == 1 ]]; then
         while IFS= read -r layer; do
             if [[ -e "${ASI_CACHE}/${layer##*/}" ]]; then
@@ -88,7 +92,6 @@ asi::import() {
     if [[ ! -f "${ASI_WORK}" || -L "${ASI_WORK}" ]]; then
         asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status 0 but made no file"
     fi
-    asi::harvest_cache
 }
 
 # asi::locate - the file of an inspection: a regular file, readable here, not a link.

@@ -87,12 +87,19 @@ asi::verify() {
     if ! cmp -s "$0" "${ASI_ATTEMPT_DIR}/job.sbatch"; then
         asi::fail "${E_TAMPERED}" "job.sbatch differs from the script that Slurm runs"
     fi
+    # shellcheck disable=SC2046 # the names hold no blanks
+    if ! sha256sum -- $(cut -c 67- staged.sha256) 2> /dev/null | cmp -s - staged.sha256; then
+        asi::fail "${E_TAMPERED}" "staged.sha256 does not fit the staged files"
+    fi
 }
 
 # asi::claim - one job per attempt: a duplicate submission ends here, a requeue of the same job goes on.
 asi::claim() {
     local owner='' restarts=0
     if ! mkdir "${ASI_ATTEMPT_DIR}/claim" 2> /dev/null; then
+        if [[ ! -d "${ASI_ATTEMPT_DIR}/claim" ]]; then
+            asi::fail "${E_INTERNAL}" "cannot claim the attempt: is ${ASI_ATTEMPT_DIR} full or read-only?"
+        fi
         read -r owner restarts < "${ASI_ATTEMPT_DIR}/claim/job_id" || true
         if [[ "${owner}" != "${SLURM_JOB_ID}" ]] || ((SLURM_RESTART_COUNT <= ${restarts:-0})); then
             ASI_SUPERSEDED=1
@@ -136,6 +143,7 @@ asi::finish() {
     if [[ -n "${ASI_LOADED}" ]]; then
         asi::stop_child
         asi::forget_credentials
+        asi::harvest_cache
         asi::clean_scratch
     fi
     if [[ -z "${ASI_SUPERSEDED}" && ! -e "${ASI_ATTEMPT_DIR}/completion.json" ]]; then

@@ -7,6 +7,7 @@ readonly ASI_OUTPUT_LIMIT=8388608 # bytes of one tool's output that are kept
 ASI_CHILD=''
 ASI_SCRATCH=''
 ASI_GUARD=''
+ASI_ALIVE=''
 ASI_READER=asi::bounded # what reads a tool's output; it must read to the end
 
 # asi::kill_tree PID [GROUP] - kill PID's session and all its descendants, again until none is left; also the others
@@ -83,20 +84,38 @@ asi::guard() {
     done < "${fifo}"
     asi::kill_tree "${child:-none}" "$$" || true
     asi::forget_credentials
+    chmod -R u+rwX -- "${scratch}" 2> /dev/null || true
     rm -rf -- "${scratch}"
 }
 
-# asi::make_scratch - private node-local directory, never below HOME, named after the attempt so that a later
-# job of the same attempt or a housekeeper knows whose it was.
+# asi::sweep_scratch ROOT - remove what killed jobs of ours left on this node. A job holds a lock on its own scratch
+# while it lives; a directory of another node (ROOT is shared) is left to that node, as its lock may not reach here.
+asi::sweep_scratch() {
+    local old=''
+    for old in "$1"/asi-*.??????; do
+        if [[ -d "${old}" && ! -L "${old}" && -O "${old}" && -f "${old}/alive" && -f "${old}/node" ]] \
+            && [[ "$(head -n 1 -- "${old}/node")" == "$(uname -n)" ]] \
+            && flock --nonblock "${old}/alive" true 2> /dev/null; then
+            chmod -R u+rwX -- "${old}" 2> /dev/null || true
+            rm -rf -- "${old}"
+            asi::log "removed the scratch of a dead job: ${old}"
+        fi
+    done
+}
+
+# asi::make_scratch - private node-local directory, never below HOME.
 asi::make_scratch() {
     local -r root="${ASI_SCRATCH_ROOT:-${TMPDIR:-/tmp}}"
     if [[ ! "${root}" =~ ^/[A-Za-z0-9._/+@%=~-]*$ ]]; then
         asi::fail "${E_SCRATCH}" "the scratch root '${root}' holds a character that Enroot cannot mount"
     fi
-    rm -rf -- "${root}/asi-${ASI_TOKEN}".*
+    asi::sweep_scratch "${root}"
     ASI_SCRATCH="$(mktemp -d "${root}/asi-${ASI_TOKEN}.XXXXXX")" \
         || asi::fail "${E_SCRATCH}" "cannot make a private directory below ${root} on ${SLURMD_NODENAME}"
     mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,out,work}
+    uname -n > "${ASI_SCRATCH}/node"
+    exec {ASI_ALIVE}> "${ASI_SCRATCH}/alive"
+    flock --nonblock "${ASI_ALIVE}"
     mkfifo "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}/pipe"
     asi::guard "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}" < /dev/null > /dev/null 2>&1 &
     exec {ASI_GUARD}> "${ASI_SCRATCH}/guard"
@@ -117,7 +136,7 @@ asi::clean_scratch() {
 
 # asi::bounded LOG - pass the first bytes on and keep them in LOG; swallow the rest so that the writer never blocks.
 asi::bounded() {
-    head -c "${ASI_OUTPUT_LIMIT}" | tee -- "$1"
+    head -c "${ASI_OUTPUT_LIMIT}" | tee -- "$1" || true # a full disk must not break the writer's pipe
     cat > /dev/null
 }
 
@@ -138,7 +157,7 @@ asi::tool() {
     reader=$!
     exec {out}> "${ASI_SCRATCH}/pipe"
     setsid setpriv --pdeathsig KILL timeout --kill-after=10 "${limit}" "$@" \
-        < /dev/null >&"${out}" 2>&1 {out}>&- {ASI_GUARD}>&- &
+        < /dev/null >&"${out}" 2>&1 {out}>&- {ASI_GUARD}>&- {ASI_ALIVE}>&- &
     ASI_CHILD=$!
     printf 'watch %s\n' "${ASI_CHILD}" >&"${ASI_GUARD}"
     exec {out}>&-
@@ -147,6 +166,9 @@ asi::tool() {
     ASI_CHILD=''
     printf 'forget -\n' >&"${ASI_GUARD}"
     wait "${reader}" || true
+    if ((status > 128)); then
+        sleep 2 # Slurm signals the batch shell last: when it ends the job, our own trap is to tell
+    fi
     ASI_TOOL_STATUS="${status}"
     return "${status}"
 }

@@ -47,10 +47,11 @@ asi::check_squashfs() {
 
 # asi::read_listing FILE - reduce a listing of any length to what is asked of it: the entries that Enroot would
 # open before the image is the root directory (`target`), some programs (`program`), the last errors (`error`).
+# Old mawk, the awk of Debian and Ubuntu, takes no `{3}` in an expression.
 asi::read_listing() {
     awk -v names="${ASI_TARGETS}" '
         BEGIN { count = split(names, list, " "); for (i = 1; i <= count; i++) target[list[i]] = 1 }
-        !/^[-dlbcps]([r-][w-][xsStT-]){3} / || !/squashfs-root\// { if (!/squashfs-root$/ && NF) last = $0; next }
+        !/^[-dlbcps][r-][w-][xsS-][r-][w-][xsS-][r-][w-][xtT-] / || !/squashfs-root\// { if (!/squashfs-root$/ && NF) last = $0; next }
         {
             type = substr($0, 1, 1)
             # From the first mention on: the target of a link may hold another one, to hide what the link is.

@@ -6,17 +6,21 @@ from __future__ import annotations
 import re
 
 MASK = "***"
+LONGEST_LINE = 8192
+"""Bytes of an unfinished line that are waited for."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _SECRETS = (
-    re.compile(r"(?i)((?:proxy-)?authorization\s*[:=]\s*)(?:(?:basic|bearer|negotiate|digest)\s+)?[^\s\"']+"),
+    re.compile(
+        r"(?i)((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)(?:(?:basic|bearer|negotiate|digest)\s+)?[^\s\"']+"
+    ),
     re.compile(r"(?i)\b((?:basic|bearer)\s+)[A-Za-z0-9+/_.~=-]{6,}"),
     re.compile(
-        r"(?i)\b((?:[a-z0-9_.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key))[\"']?\s*[:=]\s*)[^\s,;&\"']+"
+        r"(?i)\b((?:[a-z0-9_.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key))[\"']?\s*[:=]\s*)(?:\"[^\"]*\"?|'[^']*'?|[^\s,;&\"']+)"
     ),
     re.compile(r"(?i)\b((?:password|passwd)\s+)\S+"),
-    re.compile(r"(://)[^/@\s:]+:[^/@\s]+(?=@)"),
+    re.compile(r"(://)[^/@\s:]*:[^/\s]+(?=@)"),
 )
 
 
@@ -39,12 +43,17 @@ def tail(text: str, lines: int = 20) -> str:
 
 
 class LineStream:
-    """Cut a stream of chunks into cleaned lines, up to ``limit`` bytes in all; then one note, then silence."""
+    """Cut a stream of chunks into cleaned lines, up to ``limit`` bytes in all; then one note, then silence.
+
+    A line over :data:`LONGEST_LINE` that arrives in pieces is cut there: a piece of its own could hide a secret from
+    the masks, which know it by what stands before.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
         self._rest = b""
+        self._skipping = False
         self.full = False
 
     def feed(self, chunk: bytes, *, last: bool = False) -> list[str]:
@@ -53,11 +62,16 @@ class LineStream:
             return []
         room = self._limit - self._taken
         self._taken += len(chunk)
-        data = self._rest + chunk[:room]
+        data = self._rest + chunk[:room].replace(b"\r", b"\n")
         self.full = self._taken > self._limit
+        if self._skipping:
+            _, separator, data = data.partition(b"\n")
+            self._skipping = not separator
         head, separator, self._rest = data.rpartition(b"\n")
-        if last or self.full or len(self._rest) > 8192:
+        if last or self.full:
             head, separator, self._rest = data, b"", b""
+        elif len(self._rest) > LONGEST_LINE:
+            head, self._rest, self._skipping = head + separator + self._rest[:LONGEST_LINE], b"", True
         lines = clean((head + separator).decode("utf-8", "replace")).splitlines()
         if self.full:
             lines.append(f"... output is longer than {self._limit} bytes; the rest is in the run directory")

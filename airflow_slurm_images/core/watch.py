@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_slurm_images.core.decide import Evidence, JobKey, Limits, Memory, Verdict, decide
 from airflow_slurm_images.core.logtext import LineStream
@@ -29,6 +29,7 @@ SIGNAL_GRACE = 45.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _FIRST_DELAYS = (2.0, 4.0, 8.0, 16.0)
 _LONGEST_DELAY = 300.0
+_TO_COME = (StateClass.WAITING, StateClass.INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class JobWatch:
         if observation.claimed_by not in (None, self._followed):
             lines.append(Line(logging.WARNING, f"Job {observation.claimed_by} runs this attempt; following it"))
             self._followed = observation.claimed_by or self._followed
+        observation = self._without_former_run(observation)
         self.record = observation.record or self.record
         self._offset = observation.log_offset + len(observation.log)
         key = JobKey(self._followed, self.handle.job_name)
@@ -94,6 +96,8 @@ class JobWatch:
         verdict, self._memory = decide(key, observation.evidence, self._memory, self._limits, now)
         self._polls += 1
         final = verdict.kind != "wait"
+        if not final and observation.evidence.queue.status == "ok":
+            self._signalled_since = None
         self._draining = 0 < self._asked <= len(observation.log) and not self._lines.full
         lines += [Line(logging.INFO, text) for text in verdict.notes]
         lines += [
@@ -109,6 +113,17 @@ class JobWatch:
         if final and (self._draining or self._reason_may_follow(verdict, now)):
             verdict = Verdict("wait", state=verdict.state)  # the next look says the same, with more to it
         return verdict, lines
+
+    def _without_former_run(self, seen: Observation) -> Observation:
+        """A record of failure beside a job that waits in the queue is of a run before a requeue: it decides nothing."""
+        waiting = any(
+            row.job_id == self._followed and row.name == self.handle.job_name and classify(row.state) in _TO_COME
+            for row in seen.evidence.queue.rows
+        )
+        if not waiting or seen.record is None or seen.record.exit_status == 0:
+            return seen
+        self.record = None
+        return replace(seen, record=None, evidence=replace(seen.evidence, completion=None))
 
     def _reason_may_follow(self, verdict: Verdict, now: float) -> bool:
         """Whether a signal ended the job and Slurm has not said why yet."""
@@ -129,9 +144,9 @@ class JobWatch:
         return verdict, lines
 
     def delay(self, interval: float, jitter: float) -> float:
-        """Seconds until the next look: soon at first, then ``interval`` and up to a tenth more, longer in doubt.
+        """Seconds until the next look: soon at first, then ``interval`` and 3 to 13 % more, longer in doubt.
 
-        ``jitter`` is a random number in [0, 1). At 30 s an hour of waiting takes less than 121 looks.
+        ``jitter`` is a random number in [0, 1). At 30 s an hour of waiting takes at most 121 looks.
         """
         if self._draining:
             return 0.0
@@ -142,4 +157,4 @@ class JobWatch:
             return float(min(_LONGEST_DELAY, interval * 2 ** min(doubts - 1, 10)) * (0.75 + jitter / 2))
         if self._polls <= len(_FIRST_DELAYS):
             return min(interval, _FIRST_DELAYS[max(self._polls - 1, 0)])
-        return interval * (1 + jitter / 10)
+        return interval * (1.03 + jitter / 10)

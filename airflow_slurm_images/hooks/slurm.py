@@ -95,7 +95,7 @@ class SlurmHook(SSHHook):
     ) -> RemoteResult:
         """Run one verb of :data:`remote.SCRIPTS` and return its fields.
 
-        Raises ClusterUnavailableError (unreachable, slow, truncated) or what the script refused.
+        Raises ClusterUnavailableError (unreachable, slow, truncated, failed) or what the script refused.
         """
         mark = f"asi-{secrets.token_hex(16)}"
         profile = self.profile
@@ -112,6 +112,12 @@ class SlurmHook(SSHHook):
         raw = ssh_exchange.exchange(client, remote.COMMAND, stdin, timeout, self.where)
         result = remote.parse(raw, mark)
         result.raise_refusal()
+        if result.status != 0:
+            # An answer that is whole but empty must not pass for "done".
+            raise ClusterUnavailableError(
+                f"The command '{verb}' failed on the login node {self.where} with status {result.status}",
+                remedy="Look at its file systems, limits and tools (bash, coreutils, awk); the task may be retried.",
+            )
         return result
 
     def prepare(self, run_key: str) -> RunState:

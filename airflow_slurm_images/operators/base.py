@@ -6,20 +6,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from airflow.providers.common.compat.sdk import BaseOperator, conf
-from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_slurm_images.core.decide import Limits
-from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError, SlurmImagesError
+from airflow_slurm_images.core.errors import InvalidRequestError, JobFailedError, SlurmImagesError
 from airflow_slurm_images.core.plan import job_name
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
 from airflow_slurm_images.lifecycle import Lifecycle, Work
-from airflow_slurm_images.task_context import TaskTry, reported, seconds
+from airflow_slurm_images.task_context import TaskDeferralTimeout, TaskTry, mapping, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
+
+JOB_KEY = "job"
+"""XCom key of the job handle while a task is deferred."""
 
 
 class ImageJobOperator(BaseOperator):
@@ -96,7 +98,7 @@ class ImageJobOperator(BaseOperator):
                 if not self.wait_for_completion:
                     return handle.model_dump(mode="json")
                 if self.deferrable:
-                    self._defer(handle, limits, interval, task_try)
+                    self._defer(context, handle, limits, interval, task_try)
                 lifecycle.wait(handle, limits, interval, task_try.stream)
                 return lifecycle.finish(handle).model_dump(mode="json")
             finally:
@@ -109,12 +111,12 @@ class ImageJobOperator(BaseOperator):
             generation=task_try.generation,
             is_retry=task_try.is_retry,
             slurm_conn_id=self.slurm_conn_id,
-            overrides=_mapping("profile", self.profile),
+            overrides=mapping("profile", self.profile),
             on_conflict=_choice("on_conflict", self.on_conflict, ("replace", "fail")),
         )
 
     def _hook(self) -> SlurmHook:
-        return SlurmHook(self.slurm_conn_id, _mapping("profile", self.profile))
+        return SlurmHook(self.slurm_conn_id, mapping("profile", self.profile))
 
     def _limits(self) -> Limits:
         return Limits(
@@ -130,7 +132,9 @@ class ImageJobOperator(BaseOperator):
 
     # --- deferral
 
-    def _defer(self, handle: JobHandle, limits: Limits, interval: float, task_try: TaskTry) -> None:
+    def _defer(self, context: Any, handle: JobHandle, limits: Limits, interval: float, task_try: TaskTry) -> NoReturn:
+        # Airflow forgets the arguments of a deferral that timed out; the XCom tells then which job it was.
+        context["ti"].xcom_push(key=JOB_KEY, value=handle.model_dump(mode="json"))
         self.defer(
             trigger=SlurmJobTrigger(
                 job=handle.model_dump(mode="json"),
@@ -141,22 +145,17 @@ class ImageJobOperator(BaseOperator):
                 cancel_on_kill=self.cancel_on_kill,
             ),
             method_name="execute_complete",
-            kwargs={"job": handle.model_dump(mode="json")},
             timeout=self.execution_timeout,
         )
 
-    def execute_complete(self, context: Any, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger saw the end of the job."""
         with reported(context):
-            handle = JobHandle.model_validate(job)
-            self._handle = handle
+            outcome = WaitOutcome.from_event(event)
+            self._handle = outcome.handle
             hook = self._hook()
-            lifecycle = Lifecycle(hook, self.log)
             try:
-                outcome = WaitOutcome.from_event(event)
-                if outcome.verdict.kind != "succeeded":
-                    raise lifecycle.failed(outcome.handle(handle), outcome.verdict, outcome.record)
-                return lifecycle.finish(handle).model_dump(mode="json")
+                return outcome.finish(Lifecycle(hook, self.log))
             finally:
                 hook.close()
 
@@ -164,19 +163,31 @@ class ImageJobOperator(BaseOperator):
         """Airflow ends a deferral that takes too long without telling the trigger: cancel the job here."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout:
-            job = (next_kwargs or {}).get("job")
-            if job is not None and self.cancel_on_kill:
-                handle = JobHandle.model_validate(job)
-                self.log.error("execution_timeout is over; cancelling job %s", handle.job_id)
-                hook = self._hook()
-                try:
-                    Lifecycle(hook, self.log).cancel(handle)
-                except SlurmImagesError as err:
-                    self.log.error("The job could not be cancelled: %s", err)
-                finally:
-                    hook.close()
-            raise
+        except TaskDeferralTimeout as err:
+            with reported(context):
+                raise self._timed_out(context) from err
+
+    def _timed_out(self, context: Any) -> JobFailedError:
+        instance = context["ti"]
+        job = instance.xcom_pull(task_ids=self.task_id, key=JOB_KEY, map_indexes=instance.map_index)
+        handle = JobHandle.model_validate(job)
+        if self.cancel_on_kill:
+            self.log.error("execution_timeout is over; cancelling job %s", handle.job_id)
+            hook = self._hook()
+            try:
+                Lifecycle(hook, self.log).cancel(handle)
+            except SlurmImagesError as err:
+                self.log.error("The job could not be cancelled: %s", err)
+            finally:
+                hook.close()
+        fate = "was cancelled" if self.cancel_on_kill else "goes on and is adopted by the next try"
+        return JobFailedError(
+            f"execution_timeout: job {handle.job_id} did not end within {self.execution_timeout} and {fate}\n"
+            f"run directory: {handle.run_directory}",
+            reason="execution_timeout",
+            remedy="Raise execution_timeout, or use pending_timeout and run_timeout to tell waiting from running.",
+            details={"job_id": handle.job_id, "cluster": handle.cluster, "run_directory": handle.run_directory},
+        )
 
     # --- kill
 
@@ -188,7 +199,7 @@ class ImageJobOperator(BaseOperator):
         name = handle.job_name if handle else job_name(self._run_key)
         hook = SlurmHook(
             self.slurm_conn_id,
-            _mapping("profile", self.profile),
+            mapping("profile", self.profile),
             connect_attempts=1,
             conn_timeout=KILL_SECONDS,
         )
@@ -197,21 +208,10 @@ class ImageJobOperator(BaseOperator):
                 handle.job_id if handle else None, name, handle.cluster if handle else None, timeout=KILL_TIMEOUT
             )
             self.log.info("Cancelled job %s", handle.job_id if handle else f"named {name}")
-        except ClusterUnavailableError as err:
+        except SlurmImagesError as err:
             self.log.error("The job could not be cancelled, the next try cancels or adopts it: %s", err)
         finally:
             hook.close()
-
-
-def _mapping(field: str, value: Any) -> dict[str, Any]:
-    if value is None or value == "":
-        return {}
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise InvalidRequestError(
-        f"Invalid request: {field} must be a mapping, got {value!r}",
-        remedy=f"Pass {field}={{'memory': '32G'}}.",
-    )
 
 
 def _choice(field: str, value: Any, choices: tuple[str, ...]) -> Literal["replace", "fail"]:

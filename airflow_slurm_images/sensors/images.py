@@ -4,21 +4,30 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from airflow.providers.common.compat.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.providers.common.compat.sdk import (
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    BaseSensorOperator,
+    PokeReturnValue,
+    conf,
+)
 from pydantic import ValidationError
 
-from airflow_slurm_images.core.decide import Limits
-from airflow_slurm_images.core.errors import ClusterUnavailableError
+from airflow_slurm_images.core.decide import Limits, Verdict
+from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
 from airflow_slurm_images.core.profile import invalid_input
 from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.core.states import StateClass, classify, pending_reason
 from airflow_slurm_images.core.watch import JobWatch
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
 from airflow_slurm_images.lifecycle import Lifecycle, emit
-from airflow_slurm_images.task_context import reported, seconds
+from airflow_slurm_images.task_context import mapping, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 
 
@@ -29,19 +38,21 @@ class SlurmJobSensor(BaseSensorOperator):
 
     :param job: job handle, usually ``import_task.output``. Templated.
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``.
-    :param pending_timeout: seconds (or timedelta) the job may wait in the queue (deferrable or poke mode).
-    :param run_timeout: seconds (or timedelta) the job may run (deferrable or poke mode).
-    :param cancel_on_kill: cancel the job when the sensor is killed; default False.
+    :param poke_interval: seconds (or timedelta) between looks at the job.
+    :param pending_timeout: seconds (or timedelta) the job may wait in the queue; not with ``mode="reschedule"``.
+    :param run_timeout: seconds (or timedelta) the job may run.
+    :param cancel_on_kill: cancel the job when the sensor is killed or its time is over; default False.
     """
 
     template_fields: Sequence[str] = ("job",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"job": "json"}
 
     def __init__(
         self,
         *,
         job: Mapping[str, Any] | str,
         deferrable: bool | None = None,
-        poke_interval: float = 30,
+        poke_interval: float | timedelta = 30,
         pending_timeout: float | timedelta | None = None,
         run_timeout: float | timedelta | None = None,
         cancel_on_kill: bool = False,
@@ -57,36 +68,60 @@ class SlurmJobSensor(BaseSensorOperator):
         self.cancel_on_kill = cancel_on_kill
         self._watch: JobWatch | None = None
 
-    def _handle(self) -> JobHandle:
-        job = json.loads(self.job) if isinstance(self.job, str) else self.job
-        try:
-            return JobHandle.model_validate_json(json.dumps(job))
-        except ValidationError as err:
-            raise invalid_input("job handle", err) from err
-
-    def _limits(self) -> Limits:
-        return Limits(
-            pending_timeout=seconds("pending_timeout", self.pending_timeout),
-            run_timeout=seconds("run_timeout", self.run_timeout),
-        )
-
-    def _hook(self, handle: JobHandle) -> SlurmHook:
-        return SlurmHook(handle.slurm_conn_id, {**handle.profile, "workspace_root": handle.workspace})
-
-    @staticmethod
-    def _stream(context: Any) -> str:
-        instance = context["ti"]
-        return f"sensor-{instance.task_id[:64]}-try{instance.try_number}".replace(" ", "_")
-
     def execute(self, context: Any) -> Any:
         """Wait for the job; returns the image record."""
-        with reported(context):
-            if self.deferrable:
+        if self.deferrable:
+            with reported(context):
                 self._defer(context)
-            return super().execute(context)
+        return super().execute(context)
+
+    # --- in this process
+
+    def poke(self, context: Any) -> PokeReturnValue:
+        """One look at the job."""
+        with reported(context):
+            handle = self._handle()
+            hook = self._hook(handle)
+            lifecycle = Lifecycle(hook, self.log)
+            try:
+                if self._watch is None:
+                    self._watch = lifecycle.watch(handle, self._limits(), self._stream(context), resume=True)
+                verdict = self._look(lifecycle, self._watch)
+                if verdict.kind == "wait":
+                    self._keep_place(hook, self._watch)
+                    return PokeReturnValue(is_done=False)
+                followed = handle.model_copy(update={"job_id": self._watch.job_id})
+                outcome = WaitOutcome(followed, verdict, self._watch.record)
+                return PokeReturnValue(is_done=True, xcom_value=outcome.finish(lifecycle, cancel=self.cancel_on_kill))
+            finally:
+                hook.close()
+
+    def _look(self, lifecycle: Lifecycle, watch: JobWatch) -> Verdict:
+        """One look, or as many as doubt takes in reschedule mode.
+
+        There each poke is a new process that remembers nothing, so the limits of doubt would never be reached.
+        """
+        while True:
+            verdict, lines = lifecycle.look(watch)
+            emit(self.log, lines)
+            if verdict.kind != "wait" or not self.reschedule or _waits_or_runs(verdict):
+                return verdict
+            time.sleep(watch.delay(min(self.poke_interval, 30.0), random.random()))  # noqa: S311 - jitter
+
+    def _keep_place(self, hook: SlurmHook, watch: JobWatch) -> None:
+        """In reschedule mode the cluster keeps the place in the job's output for the next process."""
+        if not self.reschedule:
+            return
+        try:
+            hook.observe([watch.request(0)], watch.handle.cluster)
+        except SlurmImagesError as err:
+            self.log.warning("Some output may show twice: %s", err.message)
+
+    # --- in the triggerer
 
     def _defer(self, context: Any) -> NoReturn:
         limits = self._limits()
+        times = [timedelta(seconds=self.timeout), self.execution_timeout]
         self.defer(
             trigger=SlurmJobTrigger(
                 job=self._handle().model_dump(mode="json"),
@@ -97,55 +132,75 @@ class SlurmJobSensor(BaseSensorOperator):
                 cancel_on_kill=self.cancel_on_kill,
             ),
             method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
+            timeout=min(limit for limit in times if limit is not None),
         )
-
-    def poke(self, context: Any) -> PokeReturnValue:
-        """One look at the job."""
-        handle = self._handle()
-        hook = self._hook(handle)
-        lifecycle = Lifecycle(hook, self.log)
-        try:
-            if self._watch is None:
-                self._watch = lifecycle.watch(handle, self._limits(), self._stream(context), resume=True)
-            verdict, lines = lifecycle.look(self._watch)
-            emit(self.log, lines)
-            if verdict.kind == "wait":
-                return PokeReturnValue(is_done=False)
-            if verdict.kind != "succeeded":
-                raise lifecycle.failed(handle, verdict, self._watch.record)
-            return PokeReturnValue(is_done=True, xcom_value=lifecycle.finish(handle).model_dump(mode="json"))
-        finally:
-            hook.close()
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger saw the end of the job."""
         with reported(context):
-            handle = self._handle()
-            hook = self._hook(handle)
-            lifecycle = Lifecycle(hook, self.log)
+            outcome = WaitOutcome.from_event(event)
+            hook = self._hook(outcome.handle)
             try:
-                outcome = WaitOutcome.from_event(event)
-                if outcome.verdict.kind != "succeeded":
-                    raise lifecycle.failed(outcome.handle(handle), outcome.verdict, outcome.record)
-                return lifecycle.finish(handle).model_dump(mode="json")
+                return outcome.finish(Lifecycle(hook, self.log), cancel=self.cancel_on_kill)
             finally:
                 hook.close()
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """A deferral that took too long ends here, without the trigger being told: cancel the job, if told to."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (AirflowSensorTimeout, AirflowSkipException):
+            self.on_kill()
+            raise
+
+    # --- kill
 
     def on_kill(self) -> None:
         """Cancel the job, only if told to."""
         if not self.cancel_on_kill:
             return
         handle = self._handle()
-        hook = SlurmHook(
-            handle.slurm_conn_id,
-            {**handle.profile, "workspace_root": handle.workspace},
-            connect_attempts=1,
-            conn_timeout=KILL_SECONDS,
-        )
+        hook = self._hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
         try:
-            hook.cancel(handle.job_id, handle.job_name, handle.cluster, timeout=KILL_TIMEOUT)
-        except ClusterUnavailableError as err:
+            hook.cancel(handle.job_id, handle.job_name, handle.cluster, KILL_TIMEOUT, attempt=handle.attempt)
+            self.log.info("Cancelled job %s", handle.job_id)
+        except SlurmImagesError as err:
             self.log.error("The job could not be cancelled: %s", err)
         finally:
             hook.close()
+
+    # --- parameters
+
+    def _handle(self) -> JobHandle:
+        try:
+            return JobHandle.model_validate_json(json.dumps(mapping("job", self.job)))
+        except ValidationError as err:
+            raise invalid_input("job handle", err) from err
+
+    def _limits(self) -> Limits:
+        if self.pending_timeout is not None and self.reschedule and not self.deferrable:
+            raise InvalidRequestError(
+                "Invalid request: pending_timeout cannot be kept with mode='reschedule', where no process sees all of "
+                "the waiting",
+                remedy="Use deferrable=True, which occupies no slot either.",
+            )
+        return Limits(
+            pending_timeout=seconds("pending_timeout", self.pending_timeout),
+            run_timeout=seconds("run_timeout", self.run_timeout),
+        )
+
+    def _hook(self, handle: JobHandle, **options: Any) -> SlurmHook:
+        return SlurmHook(handle.slurm_conn_id, {**handle.profile, "workspace_root": handle.workspace}, **options)
+
+    @staticmethod
+    def _stream(context: Any) -> str:
+        instance = context["ti"]
+        return f"sensor-{instance.task_id[:64]}-try{instance.try_number}"
+
+
+def _waits_or_runs(verdict: Verdict) -> bool:
+    """Whether the job is known to be in the queue, with a hope to start or to end."""
+    kind = classify(verdict.state) if verdict.state else None
+    if kind is StateClass.WAITING:
+        return pending_reason(verdict.reason or "") == "wait"
+    return kind in (StateClass.RUNNING, StateClass.UNKNOWN)

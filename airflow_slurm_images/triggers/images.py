@@ -11,23 +11,24 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
+from airflow_slurm_images.lifecycle import Lifecycle
 from airflow_slurm_images.triggers.observer import SharedObserver, cancel
 
 
 @dataclass(frozen=True)
 class WaitOutcome:
-    """How waiting ended: the verdict, the job's own record if there is one, the job that ran the attempt."""
+    """How waiting ended: the handle of the job that ran the attempt, the verdict, the job's record if there is one."""
 
+    handle: JobHandle
     verdict: Verdict
     record: CompletionRecord | None
-    job_id: int
 
     def to_event(self) -> dict[str, Any]:
-        """Plain JSON for a trigger event."""
+        """Plain JSON for a trigger event; whole in itself, as ``dag.test()`` drops all other arguments."""
         return {
+            "job": self.handle.model_dump(mode="json"),
             "verdict": {**asdict(self.verdict), "notes": [], "warnings": []},
             "record": self.record.model_dump(mode="json") if self.record else None,
-            "job_id": self.job_id,
         }
 
     @classmethod
@@ -35,11 +36,20 @@ class WaitOutcome:
         """Read what :meth:`to_event` wrote."""
         verdict = Verdict(**{**event["verdict"], "notes": (), "warnings": ()})
         record = event.get("record")
-        return cls(verdict, CompletionRecord.model_validate(record) if record else None, int(event["job_id"]))
+        return cls(
+            JobHandle.model_validate(event["job"]),
+            verdict,
+            CompletionRecord.model_validate(record) if record else None,
+        )
 
-    def handle(self, submitted: JobHandle) -> JobHandle:
-        """The handle of the job that ran the attempt."""
-        return submitted.model_copy(update={"job_id": self.job_id})
+    def finish(self, lifecycle: Lifecycle, *, cancel: bool = True) -> dict[str, Any]:
+        """Publish and return the image record as plain JSON; raises the error of every end but a good one.
+
+        ``cancel``: whether a job that takes too long for us is cancelled.
+        """
+        if self.verdict.kind != "succeeded":
+            raise lifecycle.failed(self.handle, self.verdict, self.record, cancel=cancel)
+        return lifecycle.finish(self.handle).model_dump(mode="json")
 
 
 class SlurmJobTrigger(BaseTrigger):
@@ -89,8 +99,9 @@ class SlurmJobTrigger(BaseTrigger):
         handle = JobHandle.model_validate(self.job)
         limits = Limits(pending_timeout=self.pending_timeout, run_timeout=self.run_timeout)
         observer = await SharedObserver.get(handle)
-        outcome = await observer.wait(handle, limits, self.poll_interval, self.stream, self.log)
-        yield TriggerEvent(WaitOutcome(*outcome).to_event())  # type: ignore[no-untyped-call]
+        verdict, record, job_id = await observer.wait(handle, limits, self.poll_interval, self.stream, self.log)
+        outcome = WaitOutcome(handle.model_copy(update={"job_id": job_id}), verdict, record)
+        yield TriggerEvent(outcome.to_event())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """Airflow 3.3 calls this when the user clears or marks the deferred task: cancel the job."""

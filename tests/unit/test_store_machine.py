@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from airflow_slurm_images.core.remote import TruncatedAnswerError, parse
-from tests.unit.workspace import MARK, PRUNE, Workspace
+from tests.unit.workspace import PRUNE, Workspace
 
 STEPPER = (Path(__file__).parents[1] / "faults/stepper.sh").read_bytes()
 NAMES = st.sampled_from(["a", "b"])
 CONTENTS = st.sampled_from(["one", "two", "three"])
 DAY = 86400
+Sleeper = tuple[subprocess.Popen[bytes], str, str, str]
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -42,23 +43,33 @@ class StoreMachine(RuleBasedStateMachine):
         self.shown: dict[str, set[str | None]] = {"a": {None}, "b": {None}}
         self.opened: list[IO[str]] = []
         self.standing: list[subprocess.Popen[bytes]] = []
+        self.calls = 0
+
+    def new_call(self, preamble: bytes) -> str:
+        """Every call has a marker of its own; whoever died or stands still has done so for long."""
+        self.calls += 1
+        self.ws.mark = f"asi-{self.calls:032x}"
+        self.ws.preamble = b"sleep() { :; }\n" + preamble
+        self.ws.age_locks()
+        return self.ws.mark
 
     def teardown(self) -> None:
         """Close the readers and forget the directory."""
         for process in self.standing:
             process.kill()
-            process.communicate()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
         for file in self.opened:
             file.close()
         shutil.rmtree(self.root)
 
     def run_killed(self, verb: str, constants: dict[str, str], payload: bytes, kill: int) -> bool:
         """Run a verb that dies before its command number ``kill`` (0: never); did it come to its end?"""
-        self.ws.age_locks()  # whoever died here before, died long ago
-        self.ws.preamble = b"sleep() { :; }\n" + (STEPPER if kill else b"")
+        mark = self.new_call(STEPPER if kill else b"")
         self.ws.environment["ASI_TEST_KILL"] = str(kill)
         try:
-            result = parse(self.ws.raw(verb, constants, payload), MARK)
+            result = parse(self.ws.raw(verb, constants, payload), mark)
         except TruncatedAnswerError:
             return False
         assert "refused" not in result.fields, result.fields
@@ -74,11 +85,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.shown[name] = self.shown[name] | {content}
 
     @rule(target=sleepers, name=NAMES, content=CONTENTS, stop=st.integers(60, 300))
-    def publish_and_stand_still(self, name: str, content: str, stop: int) -> tuple[subprocess.Popen[bytes], str, str]:
+    def publish_and_stand_still(self, name: str, content: str, stop: int) -> Sleeper:
         """A publisher that stops anywhere, for so long that others take its locks over."""
         constants, record = self.ws.publication(self.ws.add(content), name)
-        self.ws.age_locks()
-        self.ws.preamble = b"sleep() { :; }\n" + STEPPER
+        mark = self.new_call(STEPPER)
         process = subprocess.Popen(
             self.ws.command,
             stdin=subprocess.PIPE,
@@ -93,14 +103,14 @@ class StoreMachine(RuleBasedStateMachine):
         process.stdin = None
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self.shown[name] = self.shown[name] | {content}  # it may have come to its end
-        return process, name, content
+        return process, mark, name, content
 
     @rule(sleeper=consumes(sleepers))
-    def wake_up(self, sleeper: tuple[subprocess.Popen[bytes], str, str]) -> None:
+    def wake_up(self, sleeper: Sleeper) -> None:
         """It goes on: to its end, or it finds that it was given up for dead."""
-        process, name, content = sleeper
+        process, mark, name, content = sleeper
         process.send_signal(signal.SIGCONT)
-        result = parse(process.communicate()[0], MARK)
+        result = parse(process.communicate()[0], mark)
         assert result.text("refused") in {"", "unavailable", "integrity"}
         self.shown[name] = self.shown[name] | {content}
 
@@ -161,5 +171,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -43,6 +43,7 @@ class Workspace:
 
     root: Path
     group: str = ""
+    mark: str = MARK
     preamble: bytes = b""
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": os.environ["PATH"]})
     command: tuple[str, ...] = ("/bin/bash", "-p", "-s")
@@ -127,7 +128,7 @@ class Workspace:
         self, path: Path, name: str = "vllm", *, record: bytes | None = None, **variables: str
     ) -> remote.RemoteResult:
         """Run publish.sh for ``path``."""
-        return remote.parse(self.raw("publish", *self.publication(path, name, record, **variables)), MARK)
+        return remote.parse(self.raw("publish", *self.publication(path, name, record, **variables)), self.mark)
 
     def publication(
         self, path: Path, name: str, record: bytes | None = None, **variables: str
@@ -161,7 +162,7 @@ class Workspace:
 
     def run(self, verb: str, variables: Mapping[str, str], payload: bytes = b"") -> remote.RemoteResult:
         """Run one verb to its end."""
-        return remote.parse(self.raw(verb, variables, payload), MARK)
+        return remote.parse(self.raw(verb, variables, payload), self.mark)
 
     def raw(self, verb: str, variables: Mapping[str, str], payload: bytes = b"") -> bytes:
         """Standard output of one verb, which may have been killed."""
@@ -173,7 +174,7 @@ class Workspace:
     def text(self, verb: str, variables: Mapping[str, str], payload: bytes = b"") -> bytes:
         """Standard input of bash, as the hook composes it."""
         constants = {
-            "ASI_MARK": MARK,
+            "ASI_MARK": self.mark,
             "ASI_WORKSPACE": str(self.root),
             "ASI_SLURM_BIN": "",
             "ASI_SLURM_CONF": "",
