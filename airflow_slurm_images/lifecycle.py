@@ -10,19 +10,19 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from airflow_slurm_images.core import image_record, job_script, reports, run_state
-from airflow_slurm_images.core.decide import Limits, Verdict
+from airflow_slurm_images.core.decide import CompletionInvalid, Limits, Verdict
 from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
     IntegrityError,
     SlurmImagesError,
     SubmissionUnknownError,
 )
-from airflow_slurm_images.core.observation import Observation, Watch
+from airflow_slurm_images.core.observation import Observation, Watch, read_completion
 from airflow_slurm_images.core.plan import LifecyclePlan, job_name, request_digest
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.records import CompletionRecord, ImageRecord, JobHandle
@@ -57,7 +57,7 @@ class Cluster(Protocol):
     def submit(self, plan: LifecyclePlan, staged_sha256: str) -> SubmitAnswer: ...
     def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None: ...
     def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]: ...
-    def collect(self, attempt_directory: str) -> RemoteResult: ...
+    def collect(self, attempt_directory: str, *, ended: bool = False) -> RemoteResult: ...
     def cancel(
         self, job_id: int | None, job_name: str, cluster: str | None = None, *, attempt: str = "*"
     ) -> QueueAnswer: ...
@@ -75,7 +75,8 @@ class Work:
     slurm_conn_id: str
     overrides: Mapping[str, Any]
     on_conflict: Literal["replace", "fail"] = "replace"
-    credentials: bytes | None = None
+    credentials: Callable[[], bytes] | None = None
+    """Makes the login to stage (a netrc), asked only when a new attempt is staged; None: the account's own."""
 
 
 class Lifecycle:
@@ -147,14 +148,14 @@ class Lifecycle:
         )
         for line in reports.plan_lines(plan):
             self._log.info("%s", line)
-        staged = self._cluster.stage(plan, work.credentials)
-        job, submitted_at = self._submit(plan, staged)
+        staged = self._cluster.stage(plan, work.credentials() if work.credentials else None)
+        job, submitted_at = self._submit(plan, staged, {row.job_id for row in state.queue.rows})
         handle = self._handle(work, plan, job, submitted_at)
         self._started(handle)
         self._log.info("Submitted job %s%s", job.job_id, f" on cluster {job.cluster}" if job.cluster else "")
         return handle
 
-    def _submit(self, plan: LifecyclePlan, staged: str) -> tuple[SubmittedJob, str]:
+    def _submit(self, plan: LifecyclePlan, staged: str, before: Collection[int]) -> tuple[SubmittedJob, str]:
         """Submit; in doubt look the job up by its name, and submit the same attempt once more if it is absent.
 
         The second submission is harmless: the job claims its attempt, and singleton keeps two of one name apart.
@@ -169,15 +170,15 @@ class Lifecycle:
             except ClusterUnavailableError as err:
                 doubt = err.message
             self._log.warning("It is not known whether the job was submitted (%s); looking it up by name", doubt)
-            found = self._look_up(plan)
+            found = self._look_up(plan, before)
             if found is not None:
                 return found
         raise _unknown_submission(plan, doubt)
 
-    def _look_up(self, plan: LifecyclePlan) -> tuple[SubmittedJob, str] | None:
+    def _look_up(self, plan: LifecyclePlan, before: Collection[int]) -> tuple[SubmittedJob, str] | None:
         """The job of ``plan`` in any state, or None when a whole period of good answers did not show it.
 
-        Raises SubmissionUnknownError when the cluster does not answer.
+        ``before`` are the jobs of this name that were there before the submission. Raises SubmissionUnknownError when the cluster does not answer.
         """
         deadline = self._clock() + LOOK_UP_SECONDS
         good = False
@@ -185,7 +186,7 @@ class Lifecycle:
             try:
                 state = self._cluster.prepare(plan.run_key)
                 good = state.queue.status == "ok"
-                found = run_state.find(state, plan.attempt)
+                found = run_state.find(state, plan.attempt, before)
                 if found is not None:
                     return found
             except ClusterUnavailableError as err:
@@ -228,7 +229,7 @@ class Lifecycle:
             if verdict.kind == "succeeded":
                 return
             if verdict.kind != "wait":
-                raise self.failed(handle, verdict, watch.record)
+                raise self.failed(handle.model_copy(update={"job_id": watch.job_id}), verdict, watch.record)
             self._sleep(watch.delay(interval, random.random()))  # noqa: S311 - jitter
 
     def watch(self, handle: JobHandle, limits: Limits, stream: str, *, resume: bool = False) -> JobWatch:
@@ -251,7 +252,8 @@ class Lifecycle:
             self.cancel(handle)
         logs: dict[str, str] = {}
         try:
-            logs = dict(_logs(self._cluster.collect(handle.run_directory)))
+            ended = verdict.kind == "failed"
+            logs = dict(_logs(self._cluster.collect(handle.run_directory, ended=ended)))
         except SlurmImagesError as err:
             self._log.warning("The logs of the job cannot be read: %s", err.message)
         return reports.job_error(handle, verdict, record, logs)
@@ -261,10 +263,11 @@ class Lifecycle:
     def finish(self, handle: JobHandle) -> ImageRecord:
         """Read what the job left, validate it, move the alias, return the image record."""
         collected = self._cluster.collect(handle.run_directory)
-        plan = LifecyclePlan.model_validate_json(_required(collected, "plan", handle))
-        completion = CompletionRecord.model_validate_json(_required(collected, "completion", handle))
-        if plan.token != handle.token:
-            raise IntegrityError(f"The plan in {handle.run_directory} belongs to another attempt")
+        plan = LifecyclePlan.load(_required(collected, "plan", handle))
+        state, completion = read_completion(_required(collected, "completion", handle), handle.token)
+        if plan.token != handle.token or completion is None:
+            detail = f": {state.detail}" if isinstance(state, CompletionInvalid) else ""
+            raise IntegrityError(f"The records in {handle.run_directory} are not those of this attempt{detail}")
         static = {
             name.removeprefix("static."): values[0]
             for name, values in collected.fields.items()

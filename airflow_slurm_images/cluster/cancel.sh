@@ -16,6 +16,7 @@ asi::mark() {
         : > "${attempt}/cancelled"
         if mkdir -m 0700 -- "${attempt}/claim" 2> /dev/null; then
             printf '0 0\n' > "${attempt}/claim/job_id"
+            asi::forget_login "${attempt}"
         fi
     done
 }

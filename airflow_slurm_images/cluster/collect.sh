@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# What one attempt left: its records, the facts, and the ends of its logs.
+# What one attempt left: its records, the facts, and the ends of its logs. ASI_ENDED is 1 where the job is known to
+# have ended, with or without a record.
 
 asi::main() {
     local name=''
@@ -10,9 +11,12 @@ asi::main() {
     asi::put_file completion completion.json 1048577
     if [[ -d output && ! -L output && -d output/static && ! -L output/static ]]; then
         asi::put_file facts output/facts.json 1048577
-        for name in superblock os-release environment rc elf dpkg-count; do
+        for name in superblock os-release environment rc elf dpkg-count oci-config; do
             asi::put_file "static.${name}" "output/static/${name}" 262144
         done
+    fi
+    if [[ "${ASI_ENDED}" == 1 || -f completion.json ]]; then
+        asi::forget_login "${ASI_ATTEMPT_DIRECTORY}"
     fi
     for name in slurm.out enroot.log inspect.log; do
         if [[ -f "${name}" && ! -L "${name}" ]]; then

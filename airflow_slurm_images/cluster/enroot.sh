@@ -9,11 +9,15 @@ ASI_ENROOT=''     # version, X.Y.Z
 # asi::check_tools - what the work needs, before any byte is moved.
 asi::check_tools() {
     local tool=''
-    for tool in enroot unsquashfs setsid setpriv timeout stat od awk; do
+    local -a tools=(enroot unsquashfs setsid setpriv timeout stat od awk)
+    if [[ "${ASI_OPERATION}" == import_oci ]]; then
+        tools+=(curl jq)
+    fi
+    for tool in "${tools[@]}"; do
         command -v "${tool}" > /dev/null \
             || asi::fail "${E_TOOL_MISSING}" "'${tool}' is not on the job's PATH (${PATH}) on node ${SLURMD_NODENAME}"
     done
-    ASI_ENROOT="$(enroot version 2> /dev/null)" || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
+    ASI_ENROOT="$(asi::away_from_home enroot version 2> /dev/null)" || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
     asi::log "enroot ${ASI_ENROOT} on node ${SLURMD_NODENAME}"
     if [[ "${ASI_OPERATION}" == import_oci && "${ASI_NEEDS_ENROOT_4}" == 1 && "${ASI_ENROOT%%.*}" -lt 4 ]]; then
         asi::fail "${E_ENROOT_TOO_OLD}" \
@@ -22,17 +26,28 @@ asi::check_tools() {
     asi::pick_hash_tool
 }
 
+# asi::away_from_home COMMAND... - Enroot makes its directories below HOME, whatever it is asked, unless told others.
+asi::away_from_home() {
+    env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
+        "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" "$@"
+}
+
 # asi::processors - CPUs of the allocation, never all of the node.
 asi::processors() {
     printf '%s\n' "${SLURM_CPUS_PER_TASK:-${ASI_CPUS}}"
 }
 
-# asi::make_import_cache - an Enroot cache of this attempt alone, filled with hard links from the layer cache:
-# Enroot names temporary files by pid (two nodes collide) and leaves the login in its cache when killed.
+# asi::make_import_cache - an Enroot cache of this attempt alone, filled with hard links from the layer cache (of the
+# verified manifest's layers only): Enroot names temporary files by pid (two nodes collide) and leaves the login in
+# its cache when killed.
 asi::make_import_cache() {
     mkdir -p -m 0700 "${ASI_ATTEMPT_DIR}/cache"
     if [[ "${ASI_LAYER_CACHE}" == 1 ]]; then
         mkdir -p -m 0700 "${ASI_CACHE}"
+    fi
+    if [[ "${ASI_LAYER_CACHE}" == 1 && -n "${ASI_LAYERS}" ]]; then
+        asi::link_layers
+    elif [[ "${ASI_LAYER_CACHE}" == 1 ]]; then
         find "${ASI_CACHE}" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}' \
             -exec ln -t "${ASI_ATTEMPT_DIR}/cache" -- {} + 2> /dev/null || true
     fi
@@ -57,11 +72,6 @@ asi::harvest_cache() {
     rm -rf -- "${ASI_ATTEMPT_DIR}/cache"
 }
 
-# asi::forget_credentials - the one file with a secret, and Enroot's own copy of it.
-asi::forget_credentials() {
-    rm -rf -- "${ASI_ATTEMPT_DIR}/enroot-config" "${ASI_ATTEMPT_DIR}"/cache/.tokens.*
-}
-
 # asi::import - pull the pinned image and make the SquashFS file, on scratch or straight beside the store.
 asi::import() {
     local status=0
@@ -80,7 +90,8 @@ asi::import() {
     ASI_WORK="${ASI_SCRATCH}/work/image.sqsh"
     ASI_WORK_OWNED=1
     asi::tool "${log}" "${ASI_IMPORT_TIMEOUT}" env "${environment[@]}" \
-        enroot import --arch "${ASI_ARCH:-$(uname -m)}" --output "${ASI_WORK}" "${ASI_IMAGE_URI}" || status=$?
+        enroot import --arch "${ASI_ARCH:-$(uname -m)}" --output "${ASI_WORK}" \
+        "${ASI_IMAGE_URI%:sha256:*}:${ASI_PLATFORM_DIGEST:-${ASI_DIGEST}}" || status=$?
     asi::forget_credentials
     if ((status != 0)); then
         df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
@@ -91,6 +102,9 @@ asi::import() {
     fi
     if [[ ! -f "${ASI_WORK}" || -L "${ASI_WORK}" ]]; then
         asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status 0 but made no file"
+    fi
+    if [[ -n "${ASI_LAYERS}" ]]; then
+        asi::check_layers
     fi
 }
 
@@ -127,7 +141,7 @@ asi::start() {
     local -r target="$1"
     local -a options=() wrap=()
     read -r -a wrap <<< "$(asi::isolation)" || true
-    if ((${#wrap[@]} == 0)) && enroot start --help 2>&1 | grep -q -- '--pid'; then
+    if ((${#wrap[@]} == 0)) && asi::away_from_home enroot start --help 2>&1 | grep -q -- '--pid'; then
         options=(--pid --net --ipc)
     fi
     asi::tool "${ASI_ATTEMPT_DIR}/inspect.log" "${ASI_INSPECT_TIMEOUT}" \
@@ -177,7 +191,7 @@ asi::start_somehow() {
 # asi::inspect FILE - facts from inside the image; its output is hostile until Airflow's side validated it.
 asi::inspect() {
     local status=0
-    local -r facts="${ASI_SCRATCH}/out/facts.json"
+    local -r facts="${ASI_SCRATCH}/out/facts.json" began="${SECONDS}"
     cp -- "${ASI_ATTEMPT_DIR}/inspect_image.py" "${ASI_SCRATCH}/mount/inspect_image.py"
     mkdir "${ASI_SCRATCH}/mount/out"
     asi::start_somehow "$1" || status=$?
@@ -188,8 +202,16 @@ asi::inspect() {
         0) ;;
         90) asi::fail "${E_NO_PYTHON}" "no usable Python in the image" ;;
         91 | 92) asi::fail "${E_INSPECTION_FAILED}" "the inspector could not make the record" ;;
-        124 | 137) asi::fail "${E_INSPECTION_TIMEOUT}" "the inspection did not end within ${ASI_INSPECT_TIMEOUT} s" ;;
-        *) asi::fail "${E_START_FAILED}" "the image could not be started on node ${SLURMD_NODENAME} (status ${status})" ;;
+        124 | 137)
+            if ((SECONDS - began < ASI_INSPECT_TIMEOUT)); then # the image killed itself, or Linux did for its memory
+                asi::fail "${E_INSPECTION_FAILED}" "the image's processes were killed (status ${status})"
+            fi
+            asi::fail "${E_INSPECTION_TIMEOUT}" "the inspection did not end within ${ASI_INSPECT_TIMEOUT} s"
+            ;;
+        1 | 126 | 127) # Enroot's own
+            asi::fail "${E_START_FAILED}" "the image could not be started on node ${SLURMD_NODENAME} (status ${status})"
+            ;;
+        *) asi::fail "${E_INSPECTION_FAILED}" "the image's Python ended with status ${status}" ;;
     esac
     if [[ ! -s "${ASI_ATTEMPT_DIR}/output/facts.json" ]]; then
         asi::fail "${E_INSPECTION_FAILED}" "the image ended with status 0 but left no record"

@@ -1,4 +1,4 @@
-# The batch job: verify, claim, import or locate, check, hash, examine, inspect, store, record.
+# The batch job: verify, claim, check the manifest, import or locate, check, hash, examine, inspect, store, record.
 #
 # Appended byte for byte to a block of quoted ASI_* constants. Read from top to bottom; the verbs are in the
 # companion files, which are sourced only after their checksums were compared. Every exit leaves
@@ -30,6 +30,8 @@ readonly E_INSPECTION_TIMEOUT=86
 readonly E_STORE_CORRUPT=87
 readonly E_STORE_WRITE=88
 readonly E_SCRATCH=89
+readonly E_MANIFEST=90
+readonly E_NO_IMAGE=91
 
 # asi::reexec - start again under a fixed environment: what a login profile or an older Slurm's --export=NIL
 # brought along must not choose which image is made.
@@ -112,6 +114,15 @@ asi::claim() {
     mv -f "${ASI_ATTEMPT_DIR}/claim/.new" "${ASI_ATTEMPT_DIR}/claim/job_id"
 }
 
+# asi::quoted TEXT - JSON text, or null for none.
+asi::quoted() {
+    if [[ -n "$1" ]]; then
+        printf '"%s"' "$1"
+    else
+        printf 'null'
+    fi
+}
+
 # asi::record STATUS - the completion record. Every value is a number, hex, or from a checked alphabet.
 asi::record() {
     local -r status="$1"
@@ -128,10 +139,17 @@ asi::record() {
         printf '"cluster":"%s","node":"%s",' "${SLURM_CLUSTER_NAME//[^A-Za-z0-9._-]/_}" \
             "${SLURMD_NODENAME//[^A-Za-z0-9._-]/_}"
         printf '"elapsed_seconds":%d,"hash_tool":"%s",' "${SECONDS}" "${ASI_HASH_TOOL}"
+        printf '"platform_digest":%s,"index_digest":%s,' "$(asi::quoted "${ASI_PLATFORM_DIGEST}")" \
+            "$(asi::quoted "${ASI_INDEX_DIGEST}")"
         printf '"machine":"%s","sqsh":%s}\n' "$(uname -m)" "${sqsh}"
     } > "${ASI_ATTEMPT_DIR}/.completion.new"
     sync "${ASI_ATTEMPT_DIR}/.completion.new" 2> /dev/null || sync
     mv -f "${ASI_ATTEMPT_DIR}/.completion.new" "${ASI_ATTEMPT_DIR}/completion.json"
+}
+
+# asi::forget_credentials - the files with a secret, and Enroot's own copy of it.
+asi::forget_credentials() {
+    rm -rf -- "${ASI_ATTEMPT_DIR}/enroot-config" "${ASI_ATTEMPT_DIR}/login" "${ASI_ATTEMPT_DIR}"/cache/.tokens.*
 }
 
 # asi::finish - exit trap: stop what runs, clean, then and only then record.
@@ -140,11 +158,14 @@ asi::finish() {
     trap - EXIT ERR
     trap '' TERM INT HUP
     set +e
-    if [[ -n "${ASI_LOADED}" ]]; then
+    if [[ -n "${ASI_LOADED}" && -z "${ASI_SUPERSEDED}" ]]; then # what a superseded job finds belongs to another one
         asi::stop_child
+        asi::unlock_all
         asi::forget_credentials
         asi::harvest_cache
         asi::clean_scratch
+    elif [[ ! -d "${ASI_ATTEMPT_DIR}/claim" ]]; then
+        asi::forget_credentials
     fi
     if [[ -z "${ASI_SUPERSEDED}" && ! -e "${ASI_ATTEMPT_DIR}/completion.json" ]]; then
         asi::record "${status}"
@@ -164,10 +185,18 @@ asi::load_companions() {
     source "${ASI_ATTEMPT_DIR}/process.sh"
     # shellcheck source=squashfs.sh
     source "${ASI_ATTEMPT_DIR}/squashfs.sh"
+    # shellcheck source=locks.sh
+    source "${ASI_ATTEMPT_DIR}/locks.sh"
     # shellcheck source=store.sh
     source "${ASI_ATTEMPT_DIR}/store.sh"
     # shellcheck source=enroot.sh
     source "${ASI_ATTEMPT_DIR}/enroot.sh"
+    # shellcheck source=login.sh
+    source "${ASI_ATTEMPT_DIR}/login.sh"
+    # shellcheck source=registry.sh
+    source "${ASI_ATTEMPT_DIR}/registry.sh"
+    # shellcheck source=manifest.sh
+    source "${ASI_ATTEMPT_DIR}/manifest.sh"
     ASI_LOADED=1
 }
 
@@ -178,12 +207,17 @@ asi::main() {
     asi::phase claim
     asi::claim
     asi::phase space
-    asi::check_tools
     asi::make_scratch
+    asi::check_tools
     asi::check_space
     mkdir -p "${ASI_ATTEMPT_DIR}/output/static"
 
     if [[ "${ASI_OPERATION}" == import_oci ]]; then
+        asi::require_login
+        if [[ "${ASI_VERIFY_MANIFEST}" == 1 ]]; then
+            asi::phase manifest
+            asi::verify_manifest
+        fi
         asi::phase import
         asi::import
     else
@@ -216,6 +250,8 @@ ASI_TOOL_STATUS=0
 ASI_HASH_TOOL=none
 ASI_SUPERSEDED=''
 ASI_LOADED=''
+ASI_PLATFORM_DIGEST=''
+ASI_INDEX_DIGEST=''
 trap asi::finish EXIT
 trap 'asi::unexpected "${LINENO}"' ERR
 trap 'exit 143' TERM

@@ -80,9 +80,11 @@ asi::verify_manifest() {
     if [[ "${ASI_ALLOW_HTTP}" == yes ]]; then
         scheme=http
     fi
+    # shellcheck disable=SC2034 # asi::document reads it
     ASI_BASE_URL="${scheme}://${ASI_REGISTRY}/v2/${ASI_REPOSITORY}"
     asi::use_site_settings
-    mkdir -p -m 0700 "${ASI_ANSWER}"
+    rm -rf -- "${ASI_ANSWER}"
+    mkdir -m 0700 -- "${ASI_ANSWER}"
     ASI_PLATFORM_DIGEST=''
     asi::manifest "${ASI_DIGEST}" "${document}"
     kind="$(asi::kind "${document}")"
@@ -130,7 +132,7 @@ asi::keep_description() {
         asi::fail "${E_NO_IMAGE}" "a layer of ${ASI_PLATFORM_DIGEST} is not named by a sha256 digest"
     fi
     jq -c -s '
-        def text: strings | .[0:4096];
+        def text: if type == "string" then .[0:4096] else null end;
         .[0] as $manifest | .[1] as $config
         | {created: ($config.created | text), user: ($config.config.User? | text),
            labels: ([$config.config.Labels? // {} | to_entries[] | select(.value | type == "string")

@@ -33,6 +33,9 @@ asi::look() {
     # The record last: output that is there when the record is there is in this answer or the next one. Of a job
     # that did not end well the queue tells more (time limit, cancelled), so it is asked too.
     asi::put_file "${index}.completion" "${directory}/completion.json" 1048577
+    if [[ -f "${directory}/completion.json" ]]; then
+        asi::forget_login "${directory}"
+    fi
     if ! grep -q '"exit_status":0,' -- "${directory}/completion.json" 2> /dev/null; then
         ASI_OPEN+=("${id}")
     fi

@@ -95,6 +95,24 @@ asi::attempts() {
     done < <(ls -1tr -- "${run}" 2> /dev/null | tail -n 20)
 }
 
+# asi::forget_logins - of attempts that have ended: a record is there, or no job of the run is in the queue although
+# one was submitted minutes ago. Never of one whose submission may still be on its way.
+asi::forget_logins() {
+    local attempt='' cluster=''
+    for attempt in "${ASI_ROOT}/users/${ASI_LOGIN}/runs/${ASI_RUN_KEY}"/*/; do
+        attempt="${attempt%/}"
+        if [[ -f "${attempt}/completion.json" ]]; then
+            asi::forget_login "${attempt}"
+        elif ((ASI_STATUS == 0)) && [[ -n "$(find "${attempt}/job_id" -mmin +5 2> /dev/null)" ]]; then
+            IFS=';' read -r _ cluster < "${attempt}/job_id"
+            if [[ -z "${cluster}" || "${cluster}" == "${ASI_CLUSTER}" ]] \
+                && ! grep -Eq '\|(PENDING|RUNNING|CONFIGURING|COMPLETING|SUSPENDED|STOPPED|RESIZING|SIGNALING|STAGE_OUT|REQUEUED|REQUEUE_HOLD)\|' <<< "${ASI_OUTPUT}"; then
+                asi::forget_login "${attempt}"
+            fi
+        fi
+    done
+}
+
 asi::main() {
     asi::begin
     ASI_LOGIN="$(id -un)"
@@ -103,6 +121,7 @@ asi::main() {
         asi::attempts
         asi::run squeue 30 squeue --noheader --states=all --user="${ASI_LOGIN}" \
             --name="asi-${ASI_RUN_KEY}" --format="${ASI_SQUEUE_FORMAT}"
+        asi::forget_logins
     fi
 }
 

@@ -46,6 +46,9 @@ asi::read_record() {
     if [[ "${sum%% *}" != "${ASI_RECORD_SHA256}" ]]; then
         asi::refuse unavailable "the image record did not arrive whole; the alias '${ASI_NAME}' was not moved"
     fi
+    if [[ ! "${ASI_RECORD}" =~ ^\{[[:space:]]*\"schema_version\": ]]; then
+        asi::refuse integrity "the image record is not written in the order of its model"
+    fi
 }
 
 # asi::meaning RECORD - `OCI_DIGEST SHA256 KIND` of a record, `-` for what it does not have. Keys are written in the

@@ -53,6 +53,17 @@ asi::put_file() {
     fi
 }
 
+# asi::forget_login ATTEMPT - the login staged for a job that has ended or never runs: where its node died, or it never
+# started, the job itself could not remove it.
+asi::forget_login() {
+    local path=''
+    for path in "$1/enroot-config" "$1/login" "$1"/cache/.tokens.*; do
+        if [[ -e "${path}" && ! -L "$1" ]]; then
+            rm -rf -- "${path}"
+        fi
+    done
+}
+
 # asi::refuse WORD TEXT - the command cannot be done; WORD says which error it becomes.
 asi::refuse() {
     asi::put_text refused "$1"

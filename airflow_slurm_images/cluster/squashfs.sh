@@ -7,9 +7,9 @@ readonly ASI_TARGETS='.lock .enroot etc etc/fstab etc/environment etc/rc proc de
 ASI_FD=''
 ASI_IDENTITY=''
 
-# asi::identity PATH - device, inode, size, mtime, ctime: changes when the file does.
+# asi::identity PATH - device, inode, size, mtime, ctime with their fractions: changes when the file does.
 asi::identity() {
-    stat -L -c '%d %i %s %Y %Z' -- "$1"
+    stat -L -c '%d %i %s %y %z' -- "$1"
 }
 
 # asi::superblock_bytes FILE OFFSET COUNT - little-endian number out of the superblock.

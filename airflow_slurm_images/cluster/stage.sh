@@ -12,7 +12,7 @@ asi::fence() {
             printf '0 0\n' > "${older}/claim/job_id"
         fi
         if [[ "${older##*/}" != "${ASI_ATTEMPT}" && ! -L "${older}" ]]; then
-            rm -rf -- "${older}/enroot-config" "${older}"/cache/.tokens.*
+            asi::forget_login "${older}"
         fi
     done
 }

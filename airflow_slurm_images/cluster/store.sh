@@ -1,6 +1,7 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # results and identity are read by the job's other files
 # The store: immutable files named by their SHA-256. The job only adds; a crash leaves a partial file with the
-# attempt's token in its name and nothing else.
+# attempt's token in its name and nothing else. Needs locks.sh, process.sh and squashfs.sh.
 
 ASI_RESULT_PATH=''
 ASI_RESULT_SHA256=''
@@ -10,48 +11,92 @@ ASI_RESULT_MTIME=''
 ASI_RESULT_MANAGED=false
 ASI_PARTIAL=''
 
-# asi::check_space - enough for the work in scratch and store, before it starts.
-asi::check_space() {
-    local place='' free=''
-    for place in "${ASI_SCRATCH}" "${ASI_STORE}"; do
-        free="$(df -Pk -- "${place}" | awk 'NR == 2 { print $4 }')"
-        if [[ "${free}" =~ ^[0-9]+$ ]] && ((free < ASI_MIN_FREE_KIB)); then
-            df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" || true
-            asi::fail "${E_NO_SPACE}" "only ${free} KiB free at ${place}, min_free asks for ${ASI_MIN_FREE_KIB}"
-        fi
-    done
-}
-
 # asi::keeps - does this run add to the store?
 asi::keeps() {
     [[ "${ASI_OPERATION}" == import_oci || "${ASI_COPY_TO_STORE}" == 1 ]]
 }
 
+# asi::moves - is a rename enough to bring the file into the store? Only for a file the job made itself, and where
+# scratch and store are one file system.
+asi::moves() {
+    [[ -n "${ASI_WORK_OWNED}" && "$(stat -c %d -- "${ASI_SCRATCH}")" == "$(stat -c %d -- "${ASI_STORE}")" ]]
+}
+
+# asi::free_kib DIRECTORY - nothing where df has no number for it.
+asi::free_kib() {
+    df -Pk -- "$1" 2> /dev/null | awk 'NR == 2 && $4 ~ /^[0-9]+$/ { print $4 }'
+}
+
+# asi::require_space DIRECTORY KIB WHY
+asi::require_space() {
+    local free=''
+    free="$(asi::free_kib "$1")" || free=''
+    if [[ -n "${free}" ]] && ((free < $2)); then
+        df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
+        asi::fail "${E_NO_SPACE}" "only ${free} KiB free at $1, $3 $2"
+    fi
+}
+
+# asi::check_space - enough for the work in scratch and store, before it starts.
+asi::check_space() {
+    asi::require_space "${ASI_SCRATCH}" "${ASI_MIN_FREE_KIB}" 'min_free asks for'
+    if asi::keeps; then
+        asi::require_space "${ASI_STORE}" "${ASI_MIN_FREE_KIB}" 'min_free asks for'
+    fi
+}
+
+# asi::in_background FUNCTION... - run a long function so that traps run at once; its output is in
+# ASI_SCRATCH/answer, its errors on ours, where Airflow's side looks for the reason.
+asi::in_background() {
+    local status=0
+    "$@" > "${ASI_SCRATCH}/answer" < /dev/null {ASI_GUARD}>&- &
+    ASI_CHILD=$!
+    printf 'watch %s\n' "${ASI_CHILD}" >&"${ASI_GUARD}"
+    wait "${ASI_CHILD}" || status=$?
+    ASI_CHILD=''
+    printf 'forget -\n' >&"${ASI_GUARD}"
+    return "${status}"
+}
+
+# asi::copy_and_hash - one read makes the copy and its hash. tee goes on after a write error and tells at the end.
+asi::copy_and_hash() {
+    tee -- "${ASI_PARTIAL}" <&"${ASI_FD}" | asi::sha256
+}
+
+asi::hash_descriptor() {
+    asi::sha256 <&"${ASI_FD}"
+}
+
+asi::hash_partial() {
+    asi::sha256 < "${ASI_PARTIAL}"
+}
+
+# asi::cannot_store TEXT - the partial file never stays behind a failure that we see.
+asi::cannot_store() {
+    rm -f -- "${ASI_PARTIAL}" || true
+    asi::fail "${E_STORE_WRITE}" "$1 (store ${ASI_STORE})"
+}
+
 # asi::hash_once - SHA-256 in one read, through one descriptor. Where the bytes have to move to another file
 # system the same read makes the copy, under a temporary name beside its final one.
 asi::hash_once() {
+    local size=''
     exec {ASI_FD}< "${ASI_WORK}"
     ASI_IDENTITY="$(asi::identity "/proc/self/fd/${ASI_FD}")"
-    if asi::keeps; then
-        ASI_PARTIAL="${ASI_STORE}/.partial-${ASI_TOKEN}"
-        rm -f -- "${ASI_PARTIAL}"
-    fi
-    if asi::keeps && ! { [[ -n "${ASI_WORK_OWNED}" ]] && asi::same_file_system; }; then
-        ASI_RESULT_SHA256="$(tee -- "${ASI_PARTIAL}" <&"${ASI_FD}" | asi::sha256)" \
-            || { rm -f -- "${ASI_PARTIAL}"; asi::fail "${E_STORE_WRITE}" "cannot copy into the store ${ASI_STORE}"; }
-        if [[ "$(stat -c %s -- "${ASI_PARTIAL}")" != "$(stat -L -c %s -- "${ASI_WORK}")" ]]; then
-            rm -f -- "${ASI_PARTIAL}"
-            asi::fail "${E_STORE_WRITE}" "the copy in the store ${ASI_STORE} is incomplete"
+    size="$(stat -L -c %s -- "/proc/self/fd/${ASI_FD}")"
+    ASI_PARTIAL="${ASI_STORE}/.partial-${ASI_TOKEN}"
+    rm -f -- "${ASI_PARTIAL}" # of this attempt, before Slurm started it again
+    if asi::keeps && ! asi::moves; then
+        asi::require_space "${ASI_STORE}" "$((size / 1024 + 1))" 'the file needs'
+        asi::in_background asi::copy_and_hash || asi::cannot_store 'cannot copy into the store'
+        if [[ "$(stat -c %s -- "${ASI_PARTIAL}")" != "${size}" ]]; then
+            asi::cannot_store 'the copy is incomplete'
         fi
     else
-        ASI_RESULT_SHA256="$(asi::sha256 <&"${ASI_FD}")" || asi::fail "${E_INTERNAL}" "hashing failed"
+        asi::in_background asi::hash_descriptor || asi::fail "${E_INTERNAL}" "hashing ${ASI_WORK} failed"
     fi
+    ASI_RESULT_SHA256="$(< "${ASI_SCRATCH}/answer")"
     asi::compare_identity
-}
-
-# asi::same_file_system - a rename from scratch to the store would be atomic.
-asi::same_file_system() {
-    [[ "$(stat -c %d -- "${ASI_SCRATCH}")" == "$(stat -c %d -- "${ASI_STORE}")" ]]
 }
 
 # asi::keep_result - name the file; for an import that is the moment it enters the store.
@@ -65,28 +110,63 @@ asi::keep_result() {
     read -r ASI_RESULT_INODE ASI_RESULT_SIZE ASI_RESULT_MTIME <<< "$(stat -c '%i %s %Y' -- "${ASI_RESULT_PATH}")"
 }
 
-# asi::add_to_store - rename without replacing; a file that is there must hold these very bytes.
+# asi::bring_over - the file under its temporary name in the store. mv copies where rename refuses, as between two
+# mounts of one file system; then the copy is what has to be hashed.
+asi::bring_over() {
+    local -r inode="$(stat -c %i -- "${ASI_WORK}")"
+    mv -T -- "${ASI_WORK}" "${ASI_PARTIAL}" || asi::cannot_store 'cannot move the file into the store'
+    if [[ "$(stat -c %i -- "${ASI_PARTIAL}")" != "${inode}" ]]; then
+        asi::in_background asi::hash_partial || asi::cannot_store 'cannot read the copy'
+        if [[ "$(< "${ASI_SCRATCH}/answer")" != "${ASI_RESULT_SHA256}" ]]; then
+            asi::cannot_store 'the copy has other bytes'
+        fi
+    fi
+}
+
+# asi::try_to_enter TARGET - under the digest's lock: rename without replacing; 1 when something is there already.
+# Either way prune counts the file as wanted from now on.
+asi::try_to_enter() {
+    local -r lock="sha256-${ASI_RESULT_SHA256}"
+    asi::lock "${lock}" || asi::cannot_store "${ASI_LOCK_REASON}"
+    rm -f -- "${ASI_LOCKS%/*}/.unnamed/${ASI_RESULT_SHA256}" 2> /dev/null || true
+    if [[ ! -e "$1" && ! -L "$1" ]]; then
+        mv -n -T -- "${ASI_PARTIAL}" "$1" || true
+    fi
+    asi::unlock "${lock}"
+    [[ ! -e "${ASI_PARTIAL}" ]]
+}
+
+# asi::add_to_store - a file that is there already must hold these very bytes; comparing takes long, so it is done
+# without the lock, and the result counts only if the file is still there afterwards.
 asi::add_to_store() {
     local -r target="${ASI_STORE}/${ASI_RESULT_SHA256}.sqsh"
-    local mode=0400
+    local round=0 status=0
+    ASI_LOCKS="${ASI_STORE%/store/sha256}/aliases/.locks"
     if [[ ! -e "${ASI_PARTIAL}" ]]; then
-        mv -n -- "${ASI_WORK}" "${ASI_PARTIAL}" || asi::fail "${E_STORE_WRITE}" "cannot write to the store ${ASI_STORE}"
+        asi::bring_over
     fi
-    if [[ -n "${ASI_GROUP}" ]]; then
-        mode=0440
-        chgrp -- "${ASI_GROUP}" "${ASI_PARTIAL}"
-    fi
-    chmod "${mode}" -- "${ASI_PARTIAL}"
-    sync -- "${ASI_PARTIAL}" 2> /dev/null || sync
-    if [[ ! -e "${target}" && ! -L "${target}" ]]; then
-        mv -n -T -- "${ASI_PARTIAL}" "${target}" || true
-    fi
-    if [[ -e "${ASI_PARTIAL}" ]]; then
-        if [[ -L "${target}" || ! -f "${target}" ]] || ! cmp -s -- "${ASI_PARTIAL}" "${target}"; then
+    asi::set_mode "${ASI_PARTIAL}" 0440 0400 || asi::cannot_store 'cannot set mode and group of the file'
+    sync -- "${ASI_PARTIAL}" || asi::cannot_store 'the file cannot be written to disk'
+    for round in 1 2 3; do
+        if asi::try_to_enter "${target}"; then
+            sync -- "${ASI_STORE}" 2> /dev/null || true
+            return 0
+        fi
+        status=0
+        if [[ -f "${target}" && ! -L "${target}" ]]; then
+            asi::in_background cmp -- "${ASI_PARTIAL}" "${target}" || status=$?
+        elif [[ -e "${target}" || -L "${target}" ]]; then
+            status=1
+        fi
+        if ((status == 1)) && [[ -e "${target}" || -L "${target}" ]]; then
             rm -f -- "${ASI_PARTIAL}"
             asi::fail "${E_STORE_CORRUPT}" "${target} is there with other bytes than its name says; nothing was overwritten"
         fi
-        rm -f -- "${ASI_PARTIAL}"
-        asi::log "already in the store: ${target}"
-    fi
+        if ((status == 0)) && [[ -e "${target}" ]]; then
+            rm -f -- "${ASI_PARTIAL}"
+            asi::log "already in the store: ${target}"
+            return 0
+        fi
+    done
+    asi::cannot_store "cannot bring ${target} into the store after ${round} tries"
 }

@@ -19,6 +19,7 @@ from airflow_slurm_images.core.errors import (
     RegistryError,
     RegistryNotFoundError,
     RegistryRateLimitedError,
+    RegistryResponseError,
     RegistryUnavailableError,
     SlurmImagesError,
     UnsafeImageError,
@@ -122,6 +123,20 @@ EXIT_CODES: Mapping[int, Failure] = {
     ),
     88: Failure("store_write", "the store could not be written", "Check space, quota and rights.", retryable=True),
     89: Failure("no_scratch", "no scratch directory could be made", "Set scratch_root in the profile.", retryable=True),
+    90: Failure(
+        "manifest_mismatch",
+        "the registry serves other bytes than the pinned digest names",
+        "Do not use them: a proxy, mirror or damaged registry changed the image. Only for a registry that rewrites "
+        "manifests on purpose, set verify_manifest to false in the profile.",
+        IntegrityError,
+    ),
+    91: Failure(
+        "no_image",
+        "the digest names no container image",
+        "Pin the digest of the image itself, not of its chart, signature or attestation; an image in Docker's "
+        "schema 1 has to be pushed again.",
+        RegistryResponseError,
+    ),
 }
 """Exit code of ``job.sh`` -> what it means."""
 
@@ -174,7 +189,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
     _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error code: 40[13]", _NGC),
-    _pattern(r"returned error code: 40[13]", _AUTH),
+    _pattern(r"returned error code: 40[13]|token service \S+ refused the login", _AUTH),
     _pattern(
         r"returned error code: 404",
         Failure(
@@ -225,7 +240,7 @@ PATTERNS: tuple[Pattern, ...] = (
 """First match in an Enroot log decides; the more specific stand first."""
 
 _LAST_LINE_LOGIN = re.compile(r"\[INFO\] (Authenticating with user|Using credentials from file)")
-_TOOL_PHASES = frozenset({"import", "inspect", "store", "hash"})
+_TOOL_PHASES = frozenset({"manifest", "import", "inspect", "store", "hash"})
 
 
 _INSPECTOR = re.compile(r"asi-inspect: error: [a-z_]+: (.+)")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_slurm_images.core.image_description import parse_description
 from airflow_slurm_images.core.image_formats import (
     parse_elf_architecture,
     parse_environment,
@@ -47,8 +48,9 @@ def static_facts(files: Mapping[str, bytes]) -> dict[str, Any]:
     Keys, each only where it is known: ``os``, ``os_id``, ``os_version``, ``architecture``, ``compression``,
     ``block_size`` (bytes), ``squashfs_created`` (seconds since the epoch), ``squashfs_inodes``,
     ``squashfs_bytes_used``, ``environment``, ``entrypoint`` and ``command`` (None: the image has none),
-    ``working_directory``, ``labels``, ``provenance``. Always there: ``debian_packages`` (None: no Debian
-    package database) and ``warnings`` (a list of sentences).
+    ``working_directory``, ``labels``, ``provenance``; from the manifest and config of a verified import (file
+    ``oci-config``) ``created``, ``user``, ``volumes``, ``exposed_ports``, ``layers``. Always there:
+    ``debian_packages`` (None: no Debian package database) and ``warnings`` (a list of sentences).
     """
     facts: dict[str, Any] = {"debian_packages": None}
     warnings: list[str] = []
@@ -187,6 +189,10 @@ def _start_script_facts(raw: bytes, _warnings: list[str]) -> dict[str, Any]:
     return facts if script.provenance is None else {**facts, "provenance": script.provenance}
 
 
+def _oci_config_facts(raw: bytes, _warnings: list[str]) -> dict[str, Any]:
+    return parse_description(raw)
+
+
 def _dpkg_facts(raw: bytes, _warnings: list[str]) -> dict[str, Any]:
     if not re.fullmatch(rb"[0-9]{1,9}", raw.strip()):
         raise ValueError("not a number")
@@ -199,6 +205,7 @@ _READERS: dict[str, Callable[[bytes, list[str]], dict[str, Any]]] = {
     "os-release": _os_release_facts,
     "environment": _environment_facts,
     "rc": _start_script_facts,
+    "oci-config": _oci_config_facts,  # after rc: the labels as they are, not as comments of a script
     "dpkg-count": _dpkg_facts,
 }
-_OPTIONAL = frozenset({"dpkg-count"})
+_OPTIONAL = frozenset({"dpkg-count", "oci-config"})

@@ -60,7 +60,7 @@ def assemble(
         operation=plan.request.operation,
         name=plan.request.name,
         cluster=completion.cluster,
-        source=_source(plan),
+        source=_source(plan, completion),
         sqsh=_identity(plan, sqsh),
         inspection=InspectionRecord(
             inspector_version=inspector_version, sqsh_sha256=sqsh.sha256, inspection=inspection
@@ -82,7 +82,7 @@ def assemble(
 
 def to_json(record: ImageRecord) -> bytes:
     """Plain JSON of a record, as stored on the cluster."""
-    return (json.dumps(record.model_dump(mode="json"), ensure_ascii=True, sort_keys=True) + "\n").encode()
+    return (json.dumps(record.model_dump(mode="json"), ensure_ascii=True) + "\n").encode()
 
 
 def _inspection(plan: LifecyclePlan, facts: bytes | None) -> tuple[Any, str, dict[str, Any]]:
@@ -148,6 +148,10 @@ def _environment(inspection: Any, image: Mapping[str, Any]) -> dict[str, str]:
     full = str(image.get("python_version") or getattr(inspection, "python_version", "") or "")
     environment = {key: str(value) for key, value in default_environment().items()}
     environment.update({"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"})
+    implementation = getattr(inspection, "python_implementation", None) or image.get("python_implementation")
+    if implementation:
+        environment["platform_python_implementation"] = str(implementation)
+        environment["implementation_name"] = str(implementation).lower()
     if full:
         environment["python_full_version"] = full
         environment["python_version"] = ".".join(full.split(".")[:2])
@@ -183,7 +187,7 @@ def _satisfies(requirement: Requirement, version: str) -> bool:
         return not requirement.specifier  # a version outside PEP 440 can meet no bound
 
 
-def _source(plan: LifecyclePlan) -> SourceIdentity | None:
+def _source(plan: LifecyclePlan, completion: CompletionRecord) -> SourceIdentity | None:
     if not isinstance(plan.request, ImportRequest):
         return None
     reference = plan.request.reference
@@ -193,6 +197,9 @@ def _source(plan: LifecyclePlan) -> SourceIdentity | None:
         repository=reference.repository,
         requested_tag=reference.tag,
         oci_digest=reference.digest,
+        platform_digest=completion.platform_digest,
+        index_digest=completion.index_digest,
+        manifest_verified=completion.platform_digest is not None,
     )
 
 

@@ -36,7 +36,7 @@ def staged_files(plan: LifecyclePlan, credentials: bytes | None = None) -> dict[
     files: dict[str, bytes] = {name: package_file(name) for name in PACKAGE_FILES}
     files["plan.json"] = plan.to_json().encode()
     files["package.sha256"] = checksum_list(files)
-    files["job.sbatch"] = render(plan, sha256(files["package.sha256"])).encode()
+    files["job.sbatch"] = render(plan, sha256(files["package.sha256"]), staged_login=credentials is not None).encode()
     files["staged.sha256"] = checksum_list(files)
     if credentials is not None:
         files[CREDENTIALS_FILE] = credentials
@@ -68,8 +68,11 @@ def _parents(name: str) -> list[str]:
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 
 
-def render(plan: LifecyclePlan, package_sha256: str) -> str:
-    """Batch script of a plan: directives, quoted constants, ``job.sh`` byte for byte."""
+def render(plan: LifecyclePlan, package_sha256: str, *, staged_login: bool = False) -> str:
+    """Batch script of a plan: directives, quoted constants, ``job.sh`` byte for byte.
+
+    ``staged_login`` tells the job that a login was staged for it, so that it never goes on with another one.
+    """
     profile = plan.profile
     lines = batch.directives(
         job_name=plan.job_name,
@@ -85,7 +88,8 @@ def render(plan: LifecyclePlan, package_sha256: str) -> str:
         constraint=profile.constraint,
         exclude=profile.exclude,
     )
-    return batch.render_script(lines, job_variables(plan, package_sha256), package_file("job.sh").decode())
+    variables = {**job_variables(plan, package_sha256), "ASI_LOGIN_STAGED": "1" if staged_login else "0"}
+    return batch.render_script(lines, variables, package_file("job.sh").decode())
 
 
 def job_variables(plan: LifecyclePlan, package_sha256: str) -> dict[str, str]:
@@ -123,11 +127,13 @@ def _source_variables(plan: LifecyclePlan) -> dict[str, str]:
     request = plan.request
     if isinstance(request, ImportRequest):
         reference = request.reference
-        insecure = reference.registry in plan.profile.insecure_registries
+        insecure = request.insecure or reference.registry in plan.profile.insecure_registries
         return {
             "ASI_IMAGE_URI": reference.enroot_uri,
             "ASI_REGISTRY": reference.registry,
             "ASI_REPOSITORY": reference.repository,
+            "ASI_DIGEST": reference.digest,
+            "ASI_VERIFY_MANIFEST": "1" if plan.profile.verify_manifest else "0",
             "ASI_NEEDS_ENROOT_4": "1" if reference.needs_enroot_4 else "0",
             "ASI_ARCH": request.arch or "",
             "ASI_ALLOW_HTTP": "yes" if insecure else "no",
@@ -138,6 +144,8 @@ def _source_variables(plan: LifecyclePlan) -> dict[str, str]:
         "ASI_IMAGE_URI": "",
         "ASI_REGISTRY": "",
         "ASI_REPOSITORY": "",
+        "ASI_DIGEST": "",
+        "ASI_VERIFY_MANIFEST": "0",
         "ASI_NEEDS_ENROOT_4": "0",
         "ASI_ARCH": "",
         "ASI_ALLOW_HTTP": "no",

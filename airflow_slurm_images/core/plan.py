@@ -13,18 +13,23 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError
 from airflow_slurm_images.core.fields import Hex16, Hex32, LoginName, OciDigest, SafePath, Sha256
-from airflow_slurm_images.core.profile import ClusterProfile
+from airflow_slurm_images.core.profile import ClusterProfile, invalid_input
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, Request
 
 PACKAGE_FILES = (
     "job.sh",
     "process.sh",
     "squashfs.sh",
+    "locks.sh",
     "store.sh",
     "enroot.sh",
+    "login.sh",
+    "registry.sh",
+    "manifest.sh",
     "enroot.rc",
     "start.conf",
     "inspect_image.py",
@@ -99,7 +104,10 @@ class LifecyclePlan(BaseModel):
         login: str,
         package_files: Mapping[str, str],
     ) -> LifecyclePlan:
-        """Derive all that follows from the arguments and return the validated plan."""
+        """Derive all that follows from the arguments and return the validated plan.
+
+        Raises InvalidRequestError where the cluster's own names (resolved workspace, login) cannot stand in a plan.
+        """
         values: dict[str, Any] = {
             "schema_version": 1,
             "run_key": run_key,
@@ -114,7 +122,26 @@ class LifecyclePlan(BaseModel):
             **_derived(run_key, attempt, request, profile, workspace, login),
         }
         values["plan_digest"] = canonical_digest(values)
-        return cls.model_validate_json(json.dumps(values))
+        try:
+            return cls.model_validate_json(json.dumps(values))
+        except ValidationError as err:
+            raise invalid_input("plan", err) from err
+
+    @classmethod
+    def load(cls, text: str | bytes) -> LifecyclePlan:
+        """Read a staged plan; raises IntegrityError when anything in it was changed, also to an equal value."""
+        try:
+            plan = cls.model_validate_json(text)
+            written = json.loads(text)
+            if canonical_digest({key: written[key] for key in written if key != "plan_digest"}) != plan.plan_digest:
+                raise InvalidRequestError("plan_digest does not fit the plan: a field was changed")
+            return plan
+        except (ValidationError, InvalidRequestError) as err:
+            fault = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else err.message
+            raise IntegrityError(
+                f"The plan of this attempt is not valid: {fault}",
+                remedy="Find out who wrote to the run directory; then clear the task, which starts a new attempt.",
+            ) from err
 
     @model_validator(mode="after")
     def _invariants(self) -> LifecyclePlan:
@@ -124,6 +151,9 @@ class LifecyclePlan(BaseModel):
                 raise ValueError(f"{name} does not follow from the other fields of the plan")
         if set(self.package_files) != set(PACKAGE_FILES):
             raise ValueError("package_files must name exactly the files of this package")
+        for part in (self, self.request, self.profile):
+            if part.model_fields_set != set(type(part).model_fields):
+                raise ValueError("a field is missing: a stored plan names every one")
         if canonical_digest(self.model_dump(mode="json", exclude={"plan_digest"})) != self.plan_digest:
             raise ValueError("plan_digest does not fit the plan: a field was changed")
         return self

@@ -80,6 +80,11 @@ class ClusterProfile(BaseModel):
     insecure_registries: tuple[HostPort, ...] = Field(
         (), description='Registries spoken to over plain HTTP, as a JSON list of "host:port".'
     )
+    verify_manifest: bool = Field(
+        True,
+        description="Compare the manifest's bytes with the pinned digest before the import. Off only for registries "
+        "that rewrite manifests; the image record then says manifest_verified: false.",
+    )
     record_wait: int = Field(120, ge=1, le=3600, description="Seconds to wait for the record after the job's end.")
 
     @field_validator("path_prepend", "insecure_registries", mode="before")
@@ -89,6 +94,11 @@ class ClusterProfile(BaseModel):
             separator = ":" if info.field_name == "path_prepend" else ","
             return tuple(part.strip() for part in value.split(separator) if part.strip())
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("time_limit", "min_free", mode="before")
+    @classmethod
+    def _number_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("memory", mode="before")
     @classmethod

@@ -78,6 +78,8 @@ class CompletionRecord(_Strict):
     elapsed_seconds: int = Field(ge=0)
     hash_tool: str
     machine: str
+    platform_digest: OciDigest | None = None
+    index_digest: OciDigest | None = None
     sqsh: CompletedFile | None
 
 
@@ -128,13 +130,21 @@ class InspectionRecord(_Strict):
 
 
 class SourceIdentity(_Open):
-    """Where an imported image came from. ``oci_digest`` is the pinned digest; the tag is information only."""
+    """Where an imported image came from. ``oci_digest`` is the pinned digest; the tag is information only.
+
+    ``platform_digest`` is the manifest that was imported, ``index_digest`` the multi-platform index that named it
+    (None: the pinned digest is the manifest's own). Both are known where ``manifest_verified`` is true: the job
+    compared the bytes of both with their digests.
+    """
 
     reference: NonEmpty
     registry: NonEmpty
     repository: NonEmpty
     requested_tag: str | None
     oci_digest: OciDigest
+    platform_digest: OciDigest | None = None
+    index_digest: OciDigest | None = None
+    manifest_verified: bool = False
 
 
 class SqshIdentity(_Open):

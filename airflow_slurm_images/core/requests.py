@@ -43,6 +43,8 @@ class ImportRequest(_Request):
     image: str
     name: AliasName
     arch: Architecture | None = None
+    insecure: bool = False
+    """Plain HTTP for this registry, because its connection says so."""
 
     @model_validator(mode="after")
     def _image_is_canonical(self) -> ImportRequest:
@@ -76,7 +78,7 @@ Request = Annotated[ImportRequest | InspectRequest, Field(discriminator="operati
 
 
 def build_import(
-    *, image: Any, name: Any, kind: Any, arch: Any = None, required_distributions: Any = ()
+    *, image: Any, name: Any, kind: Any, arch: Any = None, required_distributions: Any = (), insecure: bool = False
 ) -> ImportRequest:
     """Build the request of an import from rendered author input.
 
@@ -91,6 +93,7 @@ def build_import(
         kind=_text("kind", kind),
         arch=OCI_ARCHITECTURES.get(wanted, wanted) if wanted else None,
         required_distributions=_texts("required_distributions", required_distributions),
+        insecure=insecure,
     )
 
 

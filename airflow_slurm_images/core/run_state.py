@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
 from airflow_slurm_images.core.decide import CompletionFound
+from airflow_slurm_images.core.errors import IntegrityError
 from airflow_slurm_images.core.observation import queue_answer, read_completion
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.remote import RemoteResult
@@ -102,8 +102,8 @@ def _attempt(result: RemoteResult, name: str) -> Attempt:
 
 def _plan(data: bytes | None) -> LifecyclePlan | None:
     try:
-        return LifecyclePlan.model_validate_json(data) if data else None
-    except ValidationError:
+        return LifecyclePlan.load(data) if data else None
+    except IntegrityError:
         return None
 
 
@@ -170,19 +170,22 @@ def _attempt_of(state: RunState, job_id: int) -> Attempt | None:
     return unknown[0] if len(unknown) == 1 else None
 
 
-def find(state: RunState, attempt_name: str) -> tuple[SubmittedJob, str] | None:
-    """The job of one attempt after a lost answer: by its own files, else the run's job that no attempt knows."""
+def find(state: RunState, attempt_name: str, before: Collection[int] = ()) -> tuple[SubmittedJob, str] | None:
+    """The job of one attempt after a lost answer: by its own files, else the run's job that no attempt knows.
+
+    ``before`` are the jobs that were listed before the submission: an ended one of a lost answer long ago is there.
+    """
     attempt = next((item for item in state.attempts if item.name == attempt_name), None)
-    if attempt is None:
-        return None
-    submitted_at = attempt.submitted_at or ""
+    if attempt is None or attempt.submitted_at is None:
+        return None  # sbatch was not even started
+    submitted_at = attempt.submitted_at
     if attempt.submitted is not None:
         return attempt.submitted, submitted_at
     if attempt.claimed_by is not None:
         return SubmittedJob(attempt.claimed_by, None), submitted_at
-    known = {job_id for item in state.attempts for job_id in item.job_ids}
+    known = {job_id for item in state.attempts for job_id in item.job_ids} | set(before)
     strangers = [row.job_id for row in state.queue.rows if row.job_id not in known]
-    return (SubmittedJob(strangers[-1], None), submitted_at) if strangers else None
+    return (SubmittedJob(max(strangers), None), submitted_at) if strangers else None
 
 
 def alive(queue: QueueAnswer, job_id: int) -> bool:

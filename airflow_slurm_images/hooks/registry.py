@@ -151,9 +151,13 @@ class OciRegistryHook(BaseHook):
             self.close()
 
     def _client_for(self, ref: TagReference) -> OciClient:
+        return self._client(self.endpoint_for(ref))
+
+    def endpoint_for(self, ref: TagReference | ImageReference) -> RegistryEndpoint:
+        """Host and account that serve a reference; InvalidRequestError where the connection is for another host."""
         endpoint = self.endpoint
         if endpoint is None:
-            return self._client(RegistryEndpoint(host=ref.registry))
+            return RegistryEndpoint(host=ref.registry)
         if not endpoint.serves(ref.registry):
             raise InvalidRequestError(
                 f"the image is at {ref.registry}, connection {self.registry_conn_id} is for {endpoint.host}; "
@@ -161,7 +165,7 @@ class OciRegistryHook(BaseHook):
                 remedy=f"write {endpoint.host}/{ref.repository}, or name the connection of {ref.registry}",
                 details={"registry": ref.registry, "connection_host": endpoint.host},
             )
-        return self._client(endpoint)
+        return endpoint
 
     def _client(self, endpoint: RegistryEndpoint) -> OciClient:
         if endpoint.host not in self._clients:

@@ -165,9 +165,10 @@ class SlurmHook(SSHHook):
         result = self.run("observe", observation.variables(watches), observation.payload(watches), cluster=cluster)
         return observation.read(result, watches)
 
-    def collect(self, attempt_directory: str) -> RemoteResult:
-        """Records, facts and log ends of one attempt."""
-        return self.run("collect", {"ASI_ATTEMPT_DIRECTORY": attempt_directory})
+    def collect(self, attempt_directory: str, *, ended: bool = False) -> RemoteResult:
+        """Records, facts and log ends of one attempt; of one known to have ended the staged login is removed."""
+        variables = {"ASI_ATTEMPT_DIRECTORY": attempt_directory, "ASI_ENDED": "1" if ended else "0"}
+        return self.run("collect", variables)
 
     def cancel(
         self,

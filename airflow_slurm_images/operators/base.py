@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -104,9 +104,14 @@ class ImageJobOperator(BaseOperator):
             finally:
                 hook.close()
 
+    def build_credentials(self) -> Callable[[], bytes] | None:
+        """What makes the login to stage for the job; None: the cluster account's own Enroot credentials."""
+        return None
+
     def _work(self, task_try: TaskTry) -> Work:
         return Work(
             request=self.build_request(),
+            credentials=self.build_credentials(),
             run_key=task_try.run_key,
             generation=task_try.generation,
             is_retry=task_try.is_retry,

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import, build_inspect
+from airflow_slurm_images.hooks.registry import OciRegistryHook
+from airflow_slurm_images.hooks.registry_login import import_login
 from airflow_slurm_images.operators.base import ImageJobOperator
+from airflow_slurm_images.operators.resolve import OciResolveOperator
 
-__all__ = ["OciImportOperator", "SqshInspectOperator"]
+__all__ = ["OciImportOperator", "OciResolveOperator", "SqshInspectOperator"]
 
 
 class OciImportOperator(ImageJobOperator):
@@ -23,7 +27,8 @@ class OciImportOperator(ImageJobOperator):
     :param kind: ``client`` (Python, packages, installer), ``serving`` (vLLM) or ``generic``. Templated.
     :param slurm_conn_id: connection to the login node. Templated.
     :param profile: profile fields that override the connection's. Templated.
-    :param registry_conn_id: connection to the registry; without it the cluster user's Enroot credentials count.
+    :param registry_conn_id: connection to the registry (``oci_registry`` or ``docker``): its login goes into a file
+        of this job alone, removed after the import; without it the cluster user's Enroot credentials count. Templated.
     :param arch: architecture as ``uname -m`` names it (or amd64, arm64); default: the compute node's.
     :param required_distributions: PEP 508 requirements the image must meet.
     :param on_conflict: ``replace`` moves an alias that means another image, ``fail`` refuses.
@@ -44,14 +49,22 @@ class OciImportOperator(ImageJobOperator):
         self.image = image
 
     def build_request(self) -> ImportRequest:
-        """The request from the rendered fields."""
+        """The request from the rendered fields; whether the registry speaks plain HTTP, its connection says."""
+        endpoint = OciRegistryHook(self.registry_conn_id).endpoint if self.registry_conn_id else None
         return build_import(
             image=self.image,
             name=self.name,
             kind=self.kind,
             arch=self.arch,
             required_distributions=self.required_distributions,
+            insecure=endpoint is not None and endpoint.insecure,
         )
+
+    def build_credentials(self) -> Callable[[], bytes] | None:
+        """The login of the registry connection, if one is named."""
+        if not self.registry_conn_id:
+            return None
+        return partial(import_login, OciRegistryHook(self.registry_conn_id), self.image)
 
 
 class SqshInspectOperator(ImageJobOperator):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,13 @@ from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.lifecycle import Lifecycle
 from airflow_slurm_images.triggers.observer import SharedObserver, cancel
+
+_TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
+"""Since 3.3 Airflow calls ``on_kill`` when a user ends a deferred task; before, it only cancels the coroutine."""
+_ENDED = frozenset({"failed", "success", "removed", "skipped"})
+"""States of a task instance that nobody waits for any more (skipped: the DAG run's time was over)."""
+_STATE_SECONDS = 5
+"""For asking Airflow for that state; a triggerer that shuts down does not answer."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +103,48 @@ class SlurmJobTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait; a cancelled wait (triggerer shutdown, redistribution) leaves the job alone."""
+        """Wait; a cancelled wait (triggerer shutdown, redistribution) leaves the job alone.
+
+        Where Airflow does not tell a user's kill from that, the job is cancelled only when the task is at its end.
+        """
         handle = JobHandle.model_validate(self.job)
         limits = Limits(pending_timeout=self.pending_timeout, run_timeout=self.run_timeout)
-        observer = await SharedObserver.get(handle)
-        verdict, record, job_id = await observer.wait(handle, limits, self.poll_interval, self.stream, self.log)
+        try:
+            observer = await SharedObserver.get(handle)
+            verdict, record, job_id = await observer.wait(handle, limits, self.poll_interval, self.stream, self.log)
+        except asyncio.CancelledError:
+            if not _TELLS_KILLS and self.cancel_on_kill and await self._task_state() in _ENDED:
+                await self.on_kill()
+            raise
         outcome = WaitOutcome(handle.model_copy(update={"job_id": job_id}), verdict, record)
         yield TriggerEvent(outcome.to_event())  # type: ignore[no-untyped-call]
 
+    async def _task_state(self) -> str | None:
+        """State of our task instance as Airflow has it now; None when that is not known."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+        from asgiref.sync import sync_to_async
+
+        instance: Any = self.task_instance
+        if instance is None:
+            return None
+        ask = sync_to_async(RuntimeTaskInstance.get_task_states)
+        try:
+            states = await asyncio.wait_for(
+                ask(
+                    dag_id=instance.dag_id,
+                    task_ids=[instance.task_id],
+                    run_ids=[instance.run_id],
+                    map_index=instance.map_index,
+                ),
+                _STATE_SECONDS,
+            )
+        except Exception as err:  # shutting down, or an answer of another kind: in doubt the job goes on
+            self.log.warning("The state of the task is not known (%s); its job goes on", err)
+            return None
+        key = instance.task_id if instance.map_index < 0 else f"{instance.task_id}_{instance.map_index}"
+        return str(states.get(instance.run_id, {}).get(key))
+
     async def on_kill(self) -> None:
-        """Airflow 3.3 calls this when the user clears or marks the deferred task: cancel the job."""
+        """Cancel the job: Airflow 3.3 calls this when the user clears or marks the deferred task."""
         if self.cancel_on_kill:
             await cancel(JobHandle.model_validate(self.job))

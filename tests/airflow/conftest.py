@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from tests.airflow import environment  # isort: skip  # settles Airflow's configuration, so it comes first
 
-import json
 import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.airflow.dag_runs import DagRunner
+from tests.airflow.dag_runs import DagRunner, Run
 from tests.cluster.box import Box
 from tests.cluster.conftest import box_accounting, enroot_dir, image_layouts, push_images
 
@@ -46,13 +45,7 @@ def run_dag(airflow_database: None, capfd: pytest.CaptureFixture[str]) -> DagRun
     return DagRunner(capfd)
 
 
-@pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch, box: Box) -> Callable[..., str]:
-    """Make another connection to the box, with changed fields of its extra; gives its id."""
-
-    def make(**extra: object) -> str:
-        document = {**box.connection, "extra": {**box.extra, **extra}}
-        monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(document))
-        return "other"
-
-    return make
+@pytest.fixture(scope="session")
+def kept_runs() -> dict[str, Run]:
+    """Runs that several tests look at, by name."""
+    return {}

@@ -14,6 +14,7 @@ import pytest
 from airflow.sdk import DAG
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_PHASE = re.compile(r"asi: phase (\w+) \(\d+ s\)")
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,15 @@ class Run:
         from sqlalchemy import select
 
         query = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state, TaskInstance.try_number)
+        query = query.where(TaskInstance.dag_id == self.dag_id, TaskInstance.run_id == self.run_id)
         with create_session() as session:
-            rows = session.execute(
-                query.where(TaskInstance.dag_id == self.dag_id, TaskInstance.run_id == self.run_id)
-            ).all()
+            rows = session.execute(query).all()
         return {
             (task if index < 0 else f"{task}[{index}]"): (str(state), int(number)) for task, index, state, number in rows
         }
 
     def xcom(self, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
-        """The value as the database holds it: what is not plain JSON shows as Airflow's own wrapping."""
+        """The value as the database holds it: what is not plain JSON shows Airflow's own wrapping."""
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session
         from sqlalchemy import select
@@ -66,14 +66,26 @@ class Run:
         return json.loads(found[0]) if isinstance(found[0], str) else found[0]
 
     def record(self, task_id: str = "task", map_index: int = -1) -> dict[str, Any]:
+        """The image record (or job handle) that a task returned."""
         value = self.xcom(task_id, map_index=map_index)
         assert isinstance(value, dict), f"{task_id} returned {value!r}; the log:\n{self.log}"
         return value
 
     def failure(self, task_id: str = "task", map_index: int = -1) -> dict[str, Any]:
+        """The ``failure`` that a task pushed."""
         value = self.xcom(task_id, "failure", map_index)
         assert isinstance(value, dict), f"{task_id} pushed no failure; the log:\n{self.log}"
         return value
+
+    def log_of(self, task_id: str = "task", map_index: int = -1) -> str:
+        """What was printed while this task ran, all its tries and pokes together."""
+        parts = re.split(r"\[DAG TEST\] starting task_id=(\S+) map_index=(-?\d+)", self.log)
+        found = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+        return "".join(text for task, index, text in found if (task, int(index)) == (task_id, map_index))
+
+    def phases_of(self, task_id: str = "task", map_index: int = -1) -> list[str]:
+        """The job's phases in the order the task log shows them."""
+        return _PHASE.findall(self.log_of(task_id, map_index))
 
 
 class DagRunner:
@@ -82,25 +94,34 @@ class DagRunner:
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
 
-    def __call__(self, dag: DAG, conf: Mapping[str, Any] | None = None, at: datetime | None = None) -> Run:
-        _register(dag)
+    def __call__(self, dag: DAG, conf: Mapping[str, Any] | None = None) -> Run:
+        register(dag)
         self._capfd.readouterr()
-        run = dag.test(logical_date=at or datetime.now(timezone.utc), run_conf=dict(conf) if conf else None)
+        run = dag.test(logical_date=datetime.now(timezone.utc), run_conf=dict(conf) if conf else None)
         out, err = self._capfd.readouterr()
         return Run(dag.dag_id, run.run_id, str(run.state), _ANSI.sub("", out + err))
 
 
-def _register(dag: DAG) -> None:
+def register(dag: DAG) -> None:
     """Write the DAG to the database, as the DAG processor does with files."""
     from airflow.models.dagbundle import DagBundleModel
     from airflow.utils.session import create_session
 
-    try:
-        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-    except ImportError:  # Airflow 3.1
-        from airflow.models.dagbag import DagBag, sync_bag_to_db  # type: ignore[attr-defined,no-redef]
     with create_session() as session:
         session.merge(DagBundleModel(name="tests"))
-    bag = DagBag(dag_folder="/dev/null")
+    bag = dag_bag("/dev/null")
     bag.bag_dag(dag)
-    sync_bag_to_db(bag, "tests", "1")
+    _dag_processing().sync_bag_to_db(bag, "tests", "1")
+
+
+def dag_bag(folder: str) -> Any:
+    """Read DAG files as Airflow does."""
+    return _dag_processing().DagBag(dag_folder=folder)
+
+
+def _dag_processing() -> Any:
+    try:
+        from airflow.dag_processing import dagbag
+    except ImportError:  # Airflow 3.1
+        from airflow.models import dagbag  # type: ignore[no-redef]
+    return dagbag

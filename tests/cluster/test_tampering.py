@@ -41,7 +41,7 @@ def task(box_plain: Box) -> Task:
 @pytest.fixture
 def held(box_plain: Box) -> Iterator[None]:
     """New jobs of the partition wait."""
-    as_operator(box_plain, "scontrol", "update", f"PartitionName={box_plain.partition}", "State=INACTIVE")
+    as_operator(box_plain, "scontrol", "update", f"PartitionName={box_plain.partition}", "State=DOWN")
     yield
     release(box_plain)
 

@@ -77,12 +77,9 @@ class Enroot:
         self.account.own(path)
         return path
 
-    def helper(self, name: str) -> str:
+    def helper(self, name: str, target: Path | None = None) -> str:
         """One of the shell files beside the tests, where the user can reach it."""
-        copy = self.base / name
-        shutil.copy(HELPERS / name, copy)
-        copy.chmod(0o755)
-        return str(copy)
+        return str(shutil.copy(HELPERS / name, target or self.base / name))
 
     def environment(self, extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
         """None takes a variable away."""
@@ -164,11 +161,12 @@ class Enroot:
     def credentials(self, *lines: str) -> Path:
         return self.write(self.paths["config"] / ".credentials", "".join(f"{line}\n" for line in lines), 0o600)
 
-    def overlay_path(self, directory: Path, **scripts: str) -> str:
-        """A PATH on which these programs come first."""
+    def path_with(self, **helpers: str) -> str:
+        """A PATH on which these programs are helpers of ours."""
+        directory = self.base / "bin"
         directory.mkdir()
-        for name, text in scripts.items():
-            self.write(directory / name, text, 0o755)
+        for program, helper in helpers.items():
+            shutil.copy(HELPERS / helper, directory / program)
         return f"{directory}:{self.program.parent}:{SYSTEM_PATH}"
 
 

@@ -10,8 +10,6 @@ from .images import Tree, squash
 from .registries import DockerRegistry
 from .runner import Enroot
 
-EMPTY_FSTAB = ': > "${ENROOT_ROOTFS}/etc/fstab"\n'
-
 
 def _mounted(enroot: Enroot, image: Path, *options: str) -> dict[str, str]:
     """Mount point -> its line in /proc/mounts."""
@@ -55,14 +53,9 @@ def test_system_variables_are_set_inside(enroot: Enroot, sqsh: Path) -> None:
 
 
 def test_executable_hooks_run_and_can_ask_for_mounts_and_variables(enroot: Enroot, sqsh: Path) -> None:
-    script = (
-        "#!/bin/sh\n"
-        'echo "hook of ${ENROOT_ROOTFS}" >&2\n'
-        'echo "HOOKED=yes" >> "${ENROOT_ENVIRON}"\n'
-        'echo "tmpfs /hooked tmpfs x-create=dir" >> "${ENROOT_MOUNTS}"\n'
-    )
-    enroot.write(enroot.sysconf / "hooks.d/10-hook.sh", script, 0o755)
-    enroot.write(enroot.sysconf / "hooks.d/20-asleep.sh", "#!/bin/sh\nexit 9\n", 0o644)
+    enroot.helper("hook.sh", enroot.sysconf / "hooks.d/10-hook.sh")
+    enroot.helper("hook_failing.sh", enroot.sysconf / "hooks.d/20-asleep.sh")
+    (enroot.sysconf / "hooks.d/20-asleep.sh").chmod(0o644)
     result = enroot.start(sqsh, "sh", "-c", "env; cat /proc/mounts")
     assert (result.status, result.err) == (0, f"hook of {enroot.paths['runtime']}/overlay\n")
     assert "HOOKED=yes" in result.lines
@@ -70,7 +63,7 @@ def test_executable_hooks_run_and_can_ask_for_mounts_and_variables(enroot: Enroo
 
 
 def test_a_failing_hook_fails_the_start(enroot: Enroot, sqsh: Path) -> None:
-    hook = enroot.write(enroot.sysconf / "hooks.d/10-hook.sh", "#!/bin/sh\nexit 9\n", 0o755)
+    hook = enroot.helper("hook_failing.sh", enroot.sysconf / "hooks.d/10-hook.sh")
     result = enroot.start(sqsh, "true")
     assert (result.status, result.err) == (1, f"[ERROR] {hook} exited with return code 9\n")
 
@@ -80,35 +73,27 @@ def test_the_image_s_fstab_mounts_the_host(enroot: Enroot, greedy_image: Path) -
 
 
 def test_a_conf_script_can_empty_the_image_s_fstab(enroot: Enroot, greedy_image: Path) -> None:
-    conf = enroot.write(enroot.base / "conf", EMPTY_FSTAB)
-    assert "/host" not in _mounted(enroot, greedy_image, "--conf", str(conf))
-    assert enroot.start(greedy_image, "cat", "/etc/fstab", options=["--conf", str(conf)]).out == ""
+    conf = enroot.helper("conf_empty_fstab.sh")
+    assert "/host" not in _mounted(enroot, greedy_image, "--conf", conf)
+    assert enroot.start(greedy_image, "cat", "/etc/fstab", options=["--conf", conf]).out == ""
 
 
 def test_volumes_are_writable_mounts(enroot: Enroot, registry: DockerRegistry) -> None:
     image = enroot.imported(registry, "team/tool:1")
     assert enroot.start(image, "sh", "-c", "echo x > /volume/new; cat /volume/new", options=["--root"]).out == "x\n"
-    conf = enroot.write(enroot.base / "conf", EMPTY_FSTAB)
-    assert "/volume" not in _mounted(enroot, image, "--conf", str(conf))
+    conf = enroot.helper("conf_empty_fstab.sh")
+    assert "/volume" not in _mounted(enroot, image, "--conf", conf)
 
 
 def test_a_conf_script_s_functions_are_asked(enroot: Enroot, sqsh: Path) -> None:
-    text = (
-        'environ() {\n    echo "CONFIGURED=yes"\n}\n'
-        'mounts() {\n    echo "tmpfs /configured tmpfs x-create=dir"\n}\n'
-        'hooks() {\n    echo "hook of ${ENROOT_ROOTFS}" >&2\n}\n'
-        'rc() {\n    echo "rc: $*"\n    echo "${CONFIGURED}"\n    cat /proc/mounts\n}\n'
-    )
-    conf = enroot.write(enroot.base / "conf", text)
-    result = enroot("start", "--conf", str(conf), str(sqsh), "word")
+    result = enroot("start", "--conf", enroot.helper("conf_functions.sh"), str(sqsh), "word")
     assert (result.status, result.err) == (0, f"hook of {enroot.paths['runtime']}/overlay\n")
     assert result.lines[:2] == ["rc: word", "yes"]
     assert " /configured tmpfs " in result.out
 
 
 def test_a_conf_script_s_directives_count_more_than_the_environment(enroot: Enroot, sqsh: Path) -> None:
-    conf = enroot.write(enroot.base / "conf", "#ENROOT_ROOTFS_WRITABLE=yes\n# ENROOT_LOGIN_SHELL=no\n")
-    options = ["--conf", str(conf)]
+    options = ["--conf", enroot.helper("conf_directives.sh")]
     assert enroot.start(sqsh, "touch", "/new", options=options, env={"ENROOT_ROOTFS_WRITABLE": "no"}).status == 0
 
 

@@ -11,10 +11,6 @@ import pytest
 
 from .runner import Enroot, path_without
 
-SLOW = '#!/bin/sh\nsleep 2\nexec /usr/bin/squashfuse "$@"\n'
-ONCE_SLOW = '#!/bin/sh\nif mkdir "${HOME}/slept"; then sleep 2; fi\nexec /usr/bin/squashfuse "$@"\n'
-REFUSED = "#!/bin/sh\necho 'fuse: failed to open /dev/fuse: Permission denied' >&2\nexit 1\n"
-
 
 @pytest.mark.parametrize("name", ["junk.sqsh", "missing.sqsh", "empty.sqsh"])
 def test_what_is_no_image_is_an_invalid_argument(enroot: Enroot, name: str) -> None:
@@ -32,7 +28,7 @@ def test_an_unknown_container_is_looked_for_below_the_data_path(enroot: Enroot) 
 
 
 def test_squashfuse_s_complaint_is_passed_on(enroot: Enroot, sqsh: Path) -> None:
-    path = enroot.overlay_path(enroot.base / "bin", squashfuse=REFUSED)
+    path = enroot.path_with(squashfuse="squashfuse_refused.sh")
     result = enroot.start(sqsh, "true", env={"PATH": path})
     assert result.status == 1
     assert result.err.splitlines() == [
@@ -56,13 +52,13 @@ def test_a_closed_dev_fuse_is_a_failed_mount(enroot: Enroot, sqsh: Path) -> None
 
 
 def test_a_slow_mount_is_a_failed_mount(enroot: Enroot, sqsh: Path) -> None:
-    path = enroot.overlay_path(enroot.base / "bin", squashfuse=SLOW)
+    path = enroot.path_with(squashfuse="squashfuse_slow.sh")
     result = enroot.start(sqsh, "true", env={"PATH": path})
     assert (result.status, result.last_error_line) == (1, f"[ERROR] Failed to mount: {sqsh}")
 
 
 def test_a_second_try_after_a_slow_mount_succeeds(enroot: Enroot, sqsh: Path) -> None:
-    path = enroot.overlay_path(enroot.base / "bin", squashfuse=ONCE_SLOW)
+    path = enroot.path_with(squashfuse="squashfuse_slow_once.sh")
     assert enroot.start(sqsh, "true", env={"PATH": path}).status == 1
     assert enroot.start(sqsh, "true", env={"PATH": path}).status == 0
 

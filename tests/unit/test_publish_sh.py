@@ -162,8 +162,8 @@ def test_unmanaged_alias_points_at_the_file_where_it_is(ws: Workspace, tmp_path:
 )
 def test_a_file_that_is_not_the_one_the_job_saw_is_refused(ws: Workspace, variable: str, value: str) -> None:
     file = ws.add("one")
-    result = ws.publish(file, **{variable: value})
-    assert refusal(result) == "integrity"
+    constants, record = ws.publication(file, "vllm", None, **{variable: value})
+    assert refusal(ws.run("publish", constants, record)) == "integrity"
     assert ws.current() is None
     assert ws.leftovers() == []
 
@@ -213,6 +213,12 @@ def test_a_record_over_one_mebibyte_is_refused(ws: Workspace) -> None:
     record["image"]["big"] = "x" * 1_100_000
     assert refusal(ws.publish(file, record=json.dumps(record).encode() + b"\n")) == "integrity"
     assert ws.current() is None
+
+
+def test_a_record_whose_keys_are_in_another_order_is_refused(ws: Workspace) -> None:
+    file = ws.add("one")
+    record = json.dumps(json.loads(ws.record(file)), sort_keys=True).encode() + b"\n"
+    assert refusal(ws.publish(file, record=record)) == "integrity"
 
 
 def test_leftovers_of_a_dead_publisher_are_removed_and_its_number_used_again(ws: Workspace) -> None:

@@ -22,11 +22,20 @@ DIGEST = "sha256:" + "d" * 64
 VERBS = {
     "publish": ("remote.sh", "locks.sh", "publish.sh"),
     "catalog": ("remote.sh", "records.sh", "catalog.sh"),
-    "prune": ("remote.sh", "locks.sh", "prune.sh"),
+    "prune": ("remote.sh", "locks.sh", "sweep.sh", "prune.sh"),
+    "candidates": ("remote.sh", "records.sh", str(Path(__file__).with_name("candidates.sh"))),
+}
+CLIENT: Mapping[str, Any] = {
+    "python_implementation": "cpython",
+    "python_version": "3.12.1",
+    "python_abi": "cp312",
+    "distributions": [{"name": "torch", "version": "2.4.0"}],
+    "installer_path": "/usr/bin/pip",
+    "installer_version": "24.0",
 }
 PRUNE: Mapping[str, str] = {
     "ASI_KEEP_LAST": "",
-    "ASI_KEEP_DAYS": "",
+    "ASI_KEEP_SECONDS": "",
     "ASI_GRACE_SECONDS": "604800",
     "ASI_TRASH_SECONDS": "86400",
     "ASI_PARTIAL_SECONDS": "172800",
@@ -61,6 +70,10 @@ class Workspace:
     def aliases(self) -> Path:
         """Directory of the aliases."""
         return self.root / "aliases"
+
+    def files(self) -> list[str]:
+        """Names of everything in the store, sorted."""
+        return sorted(path.name for path in self.store.iterdir())
 
     def add(self, content: str) -> Path:
         """A store file holding ``content``, as a job leaves it."""
@@ -99,7 +112,7 @@ class Workspace:
                 "schema_version": 1,
                 "inspector_version": "1.0.0",
                 "sqsh_sha256": sha256,
-                "inspection": {"kind": kind},
+                "inspection": {"kind": kind, **(CLIENT if kind == "client" else {})},
             },
             "image": {"architecture": "amd64"},
             "job": {

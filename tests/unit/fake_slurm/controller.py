@@ -69,7 +69,13 @@ class FakeSlurm:
 
     # --- the node
 
-    def start(self, job_id: int, env: Mapping[str, str] | None = None, restarts: int = 0) -> subprocess.Popen[bytes]:
+    def tool(self, name: str, body: str) -> None:
+        """Put a program before the system's on the job's PATH."""
+        self._executable(self.enroot / name, body)
+
+    def start(
+        self, job_id: int, env: Mapping[str, str] | None = None, restarts: int = 0, umask: int = 0o022
+    ) -> subprocess.Popen[bytes]:
         """Run the job's script as slurmd does: from the spool, own session, output to the directive's file."""
         options = self.job(job_id)["options"]
         script = self._state.root / "spool" / str(job_id) / "slurm_script"
@@ -92,11 +98,14 @@ class FakeSlurm:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                umask=umask,
             )
 
-    def run(self, job_id: int, env: Mapping[str, str] | None = None, restarts: int = 0) -> int:
+    def run(
+        self, job_id: int, env: Mapping[str, str] | None = None, restarts: int = 0, umask: int = 0o022
+    ) -> int:
         """Run the job to its end; returns the script's exit status and lets Slurm know it."""
-        status = self.start(job_id, env, restarts).wait(60)
+        status = self.start(job_id, env, restarts, umask).wait(60)
         state = "FAILED" if status else "COMPLETED"
         self.change(job_id, state=state, in_queue=False, accounted=True, exit=f"{max(status, 0)}:0")
         return status

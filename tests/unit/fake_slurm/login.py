@@ -40,6 +40,7 @@ class LocalCluster:
         self.workspace.mkdir(mode=0o755)
         self.before = self.after = b""
         self.login_environment: dict[str, str] = {"PATH": os.environ["PATH"], "HOME": str(root)}
+        self.umask = 0o022
         self.commands: list[str] = []
         self.profile: dict[str, Any] = {
             "workspace_root": str(self.workspace),
@@ -47,6 +48,8 @@ class LocalCluster:
             "enroot_bin": str(self.slurm.enroot),
             "scratch_root": str(self.slurm.scratch),
             "min_free": "1M",
+            "verify_manifest": False,  # asking the registry has tests of its own
+            "verify_manifest": False,  # the fake Enroot has no registry behind it; test_job_manifest.py brings one
             **profile,
         }
         self.hook = self.new_hook()
@@ -63,7 +66,12 @@ class LocalCluster:
     def _exchange(self, _: object, command: str, stdin: bytes, timeout: float, where: str) -> bytes:
         self.commands.append(command)
         done = subprocess.run(
-            command.split(), input=stdin, capture_output=True, env=self.login_environment, timeout=timeout
+            command.split(),
+            input=stdin,
+            capture_output=True,
+            env=self.login_environment,
+            timeout=timeout,
+            umask=self.umask,
         )
         return self.before + done.stdout + self.after
 

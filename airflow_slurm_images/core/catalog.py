@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalog: what aliases mean now and meant before, what the store holds, and what of it can be used again.
+
+Reads the answers of ``catalog.sh`` (and of ``prepare.sh``, which sends candidates for reuse the same way). A record
+on the cluster is input like any other: validated here, and one that cannot be read is told, not dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from airflow_slurm_images.core.records import MAX_RECORD_BYTES, CompletedFile, ImageRecord, SourceIdentity
+from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.requests import OCI_ARCHITECTURES
+
+FileStatus = Literal["file", "missing", "other"]
+
+_VERSION = re.compile(r"(\S+) (\d+) ([01]) (\d+) (file|missing|other) (\d+) (\d+) (-?\d+) (/.*)", re.DOTALL)
+_STORED = re.compile(r"([0-9a-f]{64}) (\d+) (file|missing|other) (\d+) (\d+) (-?\d+) (/.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file as it is now: size in bytes, ``mtime`` in seconds since the epoch. ``other``: a link, a directory."""
+
+    status: FileStatus
+    size_bytes: int
+    inode: int
+    mtime: int
+
+
+@dataclass(frozen=True)
+class AliasVersion:
+    """One meaning of an alias.
+
+    ``published_at`` is by the file server's clock; ``problem`` tells why ``record`` is None.
+    """
+
+    name: str
+    number: int
+    current: bool
+    published_at: int
+    path: str
+    file: FileState
+    record: ImageRecord | None
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, for XCom and logs."""
+        return {
+            "name": self.name,
+            "number": self.number,
+            "current": self.current,
+            "published_at": self.published_at,
+            "path": self.path,
+            "file": self.file.status,
+            "record": self.record.model_dump(mode="json") if self.record else None,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """One file of the store with the record beside it."""
+
+    sha256: str
+    recorded_at: int
+    path: str
+    file: FileState
+    record: ImageRecord | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Answer of one look. ``versions``: current ones before their history, each alias's newest first."""
+
+    versions: tuple[AliasVersion, ...] = ()
+    stored: tuple[StoredImage, ...] = ()
+
+    def current(self, name: str) -> AliasVersion | None:
+        """What ``name`` means now."""
+        return next((version for version in self.versions if version.name == name and version.current), None)
+
+
+class StoreFacts(BaseModel):
+    """Key ``store`` of a record on the cluster: what has to be the same for the file to be used again.
+
+    ``architecture`` is that of the image in ``uname -m``'s words; ``requested_architecture`` and ``partition``
+    matter where none was asked for, as then the partition's nodes decide.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    kind: str
+    squash_options: str
+    architecture: str | None
+    requested_architecture: str | None
+    partition: str | None
+    size_bytes: int
+    inode: int
+    mtime: int
+
+    @classmethod
+    def of(
+        cls,
+        file: CompletedFile,
+        *,
+        kind: str,
+        squash_options: str,
+        architecture: str | None,
+        requested_architecture: str | None,
+        partition: str | None,
+    ) -> StoreFacts:
+        """Facts of the file a job saw."""
+        return cls(
+            kind=kind,
+            squash_options=squash_options,
+            architecture=_machine(architecture),
+            requested_architecture=_machine(requested_architecture),
+            partition=partition,
+            size_bytes=file.size_bytes,
+            inode=file.inode,
+            mtime=file.mtime,
+        )
+
+
+@dataclass(frozen=True)
+class Reusable:
+    """A file of the store that is what an import would make. ``needs_inspection``: recorded for another kind only."""
+
+    record: ImageRecord
+    facts: StoreFacts
+    needs_inspection: bool
+
+
+def read(result: RemoteResult) -> Catalog:
+    """Read the fields ``version.N`` and ``stored.N``; a line that is not ours is left out."""
+    versions, stored = [], []
+    for index in _indices(result, "version."):
+        match = _VERSION.fullmatch(result.text(f"version.{index}"))
+        if match:
+            record, problem = _record(result.data(f"version.{index}.record"))
+            name, number, current, published, status, size, inode, mtime, path = match.groups()
+            file = FileState(_status(status), int(size), int(inode), int(mtime))
+            versions.append(
+                AliasVersion(name, int(number), current == "1", int(published), path, file, record, problem)
+            )
+    for index in _indices(result, "stored."):
+        match = _STORED.fullmatch(result.text(f"stored.{index}"))
+        if match:
+            record, problem = _record(result.data(f"stored.{index}.record"))
+            sha256, recorded, status, size, inode, mtime, path = match.groups()
+            file = FileState(_status(status), int(size), int(inode), int(mtime))
+            stored.append(StoredImage(sha256, int(recorded), path, file, record, problem))
+    return Catalog(tuple(versions), tuple(stored))
+
+
+def _indices(result: RemoteResult, prefix: str) -> Iterable[int]:
+    count = 0
+    while f"{prefix}{count}" in result.fields:
+        yield count
+        count += 1
+
+
+def _status(text: str) -> FileStatus:
+    return "file" if text == "file" else "missing" if text == "missing" else "other"
+
+
+def _record(data: bytes | None) -> tuple[ImageRecord | None, str | None]:
+    if data is None:
+        return None, "the record is missing, or is not a regular file"
+    if len(data) > MAX_RECORD_BYTES:
+        return None, "the record is larger than 1 MiB"
+    try:
+        return ImageRecord.model_validate_json(data), None
+    except ValidationError as err:
+        fault = err.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"]) or "record"
+        return None, f"the record is not valid: {where}: {fault['msg']}"
+
+
+def find_reusable(
+    catalog: Catalog,
+    *,
+    source_digest: str,
+    architecture: str | None,
+    partition: str | None,
+    squash_options: str,
+    kind: str,
+) -> Reusable | None:
+    """The store's file for an import that was done before, or None.
+
+    Same OCI digest, same platform, same squash options, a valid record, and a file whose size, inode and mtime are
+    the recorded ones; SHA-256 values of two imports are never compared, as they differ. Where no ``architecture``
+    is asked for, the import must have been made without one too, in the same partition. Prefers a record of the
+    same ``kind``, then the newest.
+    """
+    candidates = [(item.recorded_at, item.record, item.path, item.file) for item in catalog.stored]
+    candidates += [(item.published_at, item.record, item.path, item.file) for item in catalog.versions]
+    best: Reusable | None = None
+    for _, record, path, file in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
+        facts = _usable(record, path, file, source_digest)
+        if record is None or facts is None or facts.squash_options != squash_options:
+            continue
+        if not _same_platform(facts, _machine(architecture), partition):
+            continue
+        found = Reusable(record, facts, needs_inspection=facts.kind != kind)
+        if not found.needs_inspection:
+            return found
+        best = best or found
+    return best
+
+
+def _usable(record: ImageRecord | None, path: str, file: FileState, source_digest: str) -> StoreFacts | None:
+    """Facts of a record that is about ``source_digest`` and about the file as it is now."""
+    if record is None or record.source is None or record.source.oci_digest != source_digest:
+        return None
+    facts = store_facts(record)
+    sqsh = record.sqsh
+    if facts is None or not sqsh.managed or not path.endswith(f"/store/sha256/{sqsh.sha256}.sqsh"):
+        return None
+    inspection = record.inspection
+    if inspection.sqsh_sha256 != sqsh.sha256 or inspection.inspection.kind != facts.kind:
+        return None
+    recorded = FileState("file", facts.size_bytes, facts.inode, facts.mtime)
+    return facts if file == recorded and sqsh.size_bytes == file.size_bytes else None
+
+
+def _same_platform(facts: StoreFacts, architecture: str | None, partition: str | None) -> bool:
+    if architecture is None:
+        return facts.requested_architecture is None and facts.partition == partition
+    return facts.architecture == architecture
+
+
+def _machine(architecture: str | None) -> str | None:
+    return OCI_ARCHITECTURES.get(architecture, architecture) if architecture else None
+
+
+def store_facts(record: ImageRecord) -> StoreFacts | None:
+    """The ``store`` key of a record read from the cluster; None where it is missing or malformed."""
+    try:
+        return StoreFacts.model_validate((record.model_extra or {}).get("store"))
+    except ValidationError:
+        return None
+
+
+def as_reused(record: ImageRecord, *, name: str, alias_path: str, source: SourceIdentity | None = None) -> ImageRecord:
+    """The record of a run that found its work done: same file and facts, this alias, ``reused`` true, no ``store``.
+
+    ``source`` replaces the recorded one, as the same digest may be asked for under another tag or repository.
+    """
+    values = record.model_dump(mode="json", exclude={"store"})
+    values.update(name=name, reused=True)
+    values["sqsh"]["alias_path"] = alias_path
+    if source is not None:
+        values["source"] = source.model_dump(mode="json")
+    return ImageRecord.model_validate_json(json.dumps(values))
+
+
+def to_publish(record: ImageRecord, facts: StoreFacts) -> bytes:
+    """Payload of ``publish.sh``, in the model's order of keys.
+
+    The script reads digest, SHA-256 and kind out of its beginning, before anything that an image could have chosen.
+    """
+    values = record.model_dump(mode="json", exclude={"store"})
+    values["store"] = facts.model_dump(mode="json")
+    return json.dumps(values, ensure_ascii=True).encode() + b"\n"
+
+
+def publication_variables(
+    record: ImageRecord, facts: StoreFacts, payload: bytes, *, on_conflict: str, rewrite: bool = False
+) -> dict[str, str]:
+    """Constants of ``publish.sh`` that follow from the record.
+
+    ``rewrite`` makes a new version even where the alias means this image already (a verification, a re-import).
+    """
+    return {
+        "ASI_TARGET": record.sqsh.path,
+        "ASI_SHA256": record.sqsh.sha256,
+        "ASI_SIZE": str(record.sqsh.size_bytes),
+        "ASI_INODE": str(facts.inode),
+        "ASI_MTIME": str(facts.mtime),
+        "ASI_MANAGED": "1" if record.sqsh.managed else "0",
+        "ASI_RECORD_SHA256": hashlib.sha256(payload).hexdigest(),
+        "ASI_ON_CONFLICT": on_conflict,
+        "ASI_REWRITE": "1" if rewrite else "0",
+        "ASI_REUSED": "1" if record.reused else "0",
+    }

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images whose Python is an enemy: whatever it does, it cannot publish, hang, outlive the job, or reach the host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_slurm_images.core.errors import JobFailedError
+
+from .box import Box
+from .oci import Tree
+from .remains import left_by, private_home, snapshot
+from .sqsh import changed, false_python, place, squash, tree_of
+from .works import Task, inspect_task, sha256
+
+HOME = f"/home/{Box.user}"
+SHORTEST_LIMIT = 10  # seconds; of `inspect_timeout`
+KEPT = 8 * 1024 * 1024  # bytes of a tool's output
+FACTS = {
+    "facts_version": 1,
+    "inspector_version": "1.0.0",
+    "kind": "client",
+    "inspection": {
+        "kind": "client",
+        "python_implementation": "cpython",
+        "python_version": "3.11.2",
+        "python_abi": "cp311",
+        "distributions": [{"name": "pip", "version": "23.0.1"}],
+        "installer_path": "/usr/bin/pip",
+        "installer_version": "23.0.1",
+    },
+    "image": {},
+}
+
+
+@pytest.fixture
+def home(box_plain: Box) -> Iterator[Path]:
+    with private_home(box_plain) as directory:
+        before = snapshot(directory)
+        yield directory
+        assert snapshot(directory) == before
+
+
+@pytest.fixture(scope="module")
+def base(image_layouts: dict[str, Path]) -> Tree:
+    return tree_of(image_layouts["nopython"])
+
+
+def attacked(box: Box, base: Tree, name: str, body: str, **options: Any) -> Task:
+    """A task for an image whose Python does `body`."""
+    file = squash(changed(base, false_python(body)), place(box, name))
+    return inspect_task(box, file, name=name, **options)
+
+
+def write_facts(**changes: Any) -> str:
+    """Shell text that writes the inspector's file."""
+    return f"cat > /asi/out/facts.json <<'END'\n{json.dumps(FACTS | changes)}\nEND\n"
+
+
+def refused(box: Box, task: Task, reason: str) -> JobFailedError:
+    """The task fails for `reason`, publishes nothing and leaves nothing."""
+    with pytest.raises(JobFailedError) as caught:
+        task.run()
+    assert caught.value.reason == reason
+    assert not (box.workspace / "aliases" / f"{task.work.request.name}.sqsh").is_symlink()
+    assert left_by(box, task) == []
+    return caught.value
+
+
+# -- lies
+
+LIES = {
+    "another kind": {"kind": "serving", "inspection": {"kind": "serving", "server_type": "vllm"}},
+    "its own digest": {"inspection": FACTS["inspection"] | {"sqsh_sha256": "f" * 64}},  # type: ignore[operator]
+    "an unknown version": {"facts_version": 2},
+    "a wrong type": {"inspection": FACTS["inspection"] | {"python_version": 3}},  # type: ignore[operator]
+    "a path that is none": {"inspection": FACTS["inspection"] | {"installer_path": "pip"}},  # type: ignore[operator]
+    "an error with success": {"error": {"code": "x", "message": "y"}},
+    "2 MiB": {"image": {"x": "a" * 2 * 1024 * 1024}},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_facts_that_break_the_rules_are_refused(box_plain: Box, home: Path, base: Tree, lie: str) -> None:
+    body = write_facts(**LIES[lie]) + "exit 0"
+    refused(box_plain, attacked(box_plain, base, "lie", body), "facts_invalid")
+
+
+def test_what_the_job_saw_itself_stands_over_what_the_image_says(box_plain: Box, home: Path, base: Tree) -> None:
+    lies = {"architecture": "arm64", "compression": "lzo", "sqsh_sha256": "f" * 64, "debian_packages": 7}
+    task = attacked(box_plain, base, "liar", write_facts(image=lies) + "exit 0")
+    record = task.lifecycle
+    task.begin()
+    task.wait()
+    found = record.finish(task.handle)
+    assert found.image["architecture"] == "amd64"
+    assert found.image["compression"] == "zstd"
+    assert found.image["debian_packages"] is None
+    assert found.inspection.sqsh_sha256 == found.sqsh.sha256 == sha256(Path(found.sqsh.path))
+
+
+# -- tricks with the one directory it may write to
+
+TRICKS = {
+    "a link to a file of the user's": f"ln -s {HOME}/.netrc /asi/out/facts.json",
+    "a link to the store": "ln -s /etc/passwd /asi/out/facts.json",
+    "a pipe": "/bin/busybox mkfifo /asi/out/facts.json",
+    "a directory": "mkdir /asi/out/facts.json",
+    "nothing": "true",
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_facts_that_are_no_file_are_no_facts(box_plain: Box, home: Path, base: Tree, trick: str) -> None:
+    task = attacked(box_plain, base, "trick", f"{TRICKS[trick]}\nexit 0")
+    refused(box_plain, task, "inspection_failed")
+    assert not (task.directory / "output" / "facts.json").exists()
+
+
+def test_links_planted_beside_the_facts_lead_nowhere(box_plain: Box, home: Path, base: Tree) -> None:
+    """Cleaning up follows none of them, and changes no mode behind them."""
+    body = f"""\
+cd /asi/out
+ln -s {HOME} home; ln -s {HOME}/precious precious; ln -s / root
+mkdir -p deep/er; ln -s {HOME}/.ssh deep/er/ssh; /bin/busybox chmod 000 deep/er deep
+/bin/busybox ln /asi/inspect_image.py hard; /bin/busybox mknod disk b 8 0
+exit 5"""
+    refused(box_plain, attacked(box_plain, base, "links", body), "inspection_failed")
+
+
+# -- violence
+
+
+def test_killing_everything_it_can_reach_kills_only_the_image(box_plain: Box, home: Path, base: Tree) -> None:
+    body = "kill -9 1 $PPID; for i in 2 3 4 5 6 7 8 9 10; do kill -9 -$i $i; done; kill -9 -1; /bin/sleep 1000"
+    task = attacked(box_plain, base, "killer", body, inspect_timeout=30)
+    error = refused(box_plain, task, "inspection_failed")
+    assert error.phase == "inspect"
+    assert task.completion()["elapsed_seconds"] < 25
+
+
+def test_a_flood_of_output_is_cut_and_the_job_goes_on(box_plain: Box, home: Path, base: Tree) -> None:
+    body = "i=0; while [ $i -lt 30 ]; do cat /bin/busybox; i=$((i + 1)); done; exit 0"
+    task = attacked(box_plain, base, "flood", body)
+    refused(box_plain, task, "inspection_failed")
+    assert (task.directory / "inspect.log").stat().st_size <= KEPT
+    assert (task.directory / "slurm.out").stat().st_size <= KEPT + 65536
+
+
+def test_processes_that_detach_and_never_end_are_ended(box_plain: Box, home: Path, base: Tree) -> None:
+    """Within its limit and the time that `timeout` gives after it; also those that ignore every signal."""
+    body = """\
+trap '' TERM INT HUP QUIT
+/bin/busybox setsid /bin/busybox sh -c "trap '' TERM HUP; while :; do /bin/sleep 1000; done" &
+i=0; while [ $i -lt 50 ]; do /bin/busybox setsid /bin/sleep 1000 & i=$((i + 1)); done
+while :; do cat /bin/busybox; /bin/sleep 1; done"""
+    task = attacked(box_plain, base, "never-ends", body, inspect_timeout=SHORTEST_LIMIT)
+    refused(box_plain, task, "inspection_timeout")
+    assert task.completion()["elapsed_seconds"] < SHORTEST_LIMIT + 20
+
+
+def test_a_good_end_leaves_no_process_behind_either(box_plain: Box, home: Path, base: Tree) -> None:
+    body = "/bin/busybox setsid /bin/sleep 1000 & /bin/sleep 1000 &\n" + write_facts() + "exit 0"
+    task = attacked(box_plain, base, "leaver", body)
+    task.begin()
+    task.wait()
+    assert left_by(box_plain, task) == []
+
+
+# -- curiosity
+
+LOOK = """\
+echo "pids: $(echo /proc/[0-9]*)"
+for pid in /proc/[0-9]*; do /bin/busybox tr '\\0' '\\n' < $pid/environ; done
+env
+ls -laR /home /root /tmp 2>&1; cat /home/*/.netrc /proc/1/root/home/*/.netrc 2>&1
+echo "interfaces: $(/bin/busybox ls /sys/class/net 2>&1; /bin/busybox ifconfig -a 2>&1)"
+/bin/busybox wget -T 3 -O - http://{registry}/v2/ 2>&1 && echo 'reached the registry'
+echo 'looked'
+exit 9"""
+
+
+def test_it_sees_no_process_no_variable_no_home_and_no_network_of_the_host(
+    box_plain: Box, home: Path, base: Tree
+) -> None:
+    body = LOOK.replace("{registry}", box_plain.registry)
+    task = attacked(box_plain, base, "curious", body)
+    refused(box_plain, task, "inspection_failed")
+    report = (task.directory / "inspect.log").read_text()
+    assert "looked" in report
+    pids = next(line for line in report.splitlines() if line.startswith("pids: ")).split()[1:]
+    assert len(pids) < 10
+    for word in ("SLURM_", "ASI_TOKEN", "of-the-host", "reached the registry", "eth0"):
+        assert word not in report, word

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a job ends, nothing of it outlives it: no process, no mount, no scratch, within five seconds (RT-16)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from airflow_slurm_images.core.errors import JobFailedError, SlurmImagesError
+
+from . import procfs
+from .box import Box
+from .oci import ImageConfig, Tree
+from .polling import wait_until
+from .remains import left_by
+from .space import kill
+from .sqsh import changed, false_python, place, push, squash, tree_of
+from .works import Task, cancel, import_task, inspect_task
+
+SECONDS = 5
+ENDLESS = """\
+/bin/busybox setsid /bin/sleep 1000 & /bin/sleep 1000 &
+trap '' TERM
+while :; do echo still here; /bin/sleep 1; done"""
+
+
+@pytest.fixture(scope="module")
+def base(image_layouts: dict[str, Path]) -> Tree:
+    return tree_of(image_layouts["nopython"])
+
+
+def batch_shell(box: Box) -> int:
+    """The job's own shell: the child of Slurm's step daemon."""
+    steps = set(box.space.pids("slurmstepd"))
+    (shell,) = [pid for pid in box.space.pids() if procfs.parent_of(pid) in steps]
+    return shell
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def in_the_middle_of_an_import(box: Box, base: Tree) -> Iterator[Task]:
+    """The registry stands still, so the import waits."""
+    image = push(box, base, ImageConfig("amd64"), "images/leftovers")
+    with frozen(box.oci_registry.daemon.pid):
+        task = import_task(box, image, "leftovers")
+        task.begin()
+        assert task.reaches("import")
+        assert wait_until(lambda: bool(box.space.pids("enroot") or box.space.pids("curl")), 20)
+        yield task
+
+
+@contextmanager
+def in_the_middle_of_an_inspection(box: Box, base: Tree) -> Iterator[Task]:
+    file = squash(changed(base, false_python(ENDLESS)), place(box, "endless"))
+    task = inspect_task(box, file)
+    task.begin()
+    assert wait_until(lambda: "still here" in _text(task.directory / "inspect.log"), 30)
+    yield task
+
+
+@contextmanager
+def in_the_middle_of_hashing(box: Box, base: Tree) -> Iterator[Task]:
+    """A long sparse tail keeps the hash busy; what a SquashFS file is followed by does not matter to its readers."""
+    file = squash(base, place(box, "long"))
+    with file.open("r+b") as target:
+        target.truncate(64 * 1024**3)
+    task = inspect_task(box, file, "generic")
+    task.begin()
+    assert task.reaches("hash")
+    yield task
+    file.unlink()
+
+
+MIDDLES = {
+    "import": in_the_middle_of_an_import,
+    "hash": in_the_middle_of_hashing,
+    "inspection": in_the_middle_of_an_inspection,
+}
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+@pytest.mark.parametrize("middle", MIDDLES)
+def test_a_batch_shell_killed_alone_takes_everything_with_it(box_plain: Box, base: Tree, middle: str) -> None:
+    with MIDDLES[middle](box_plain, base) as task:
+        assert left_by(box_plain, task)
+        kill([batch_shell(box_plain)])
+        assert wait_until(lambda: left_by(box_plain, task) == [], SECONDS), left_by(box_plain, task)
+        assert not (task.directory / "completion.json").exists()
+        task.lifecycle.cancel(task.handle)
+
+
+@pytest.mark.parametrize("middle", ["import", "inspection"])
+def test_a_cancelled_job_cleans_up_and_says_where_it_was(any_box: Box, base: Tree, middle: str) -> None:
+    with MIDDLES[middle](any_box, base) as task:
+        cancel(any_box, task)
+        assert wait_until(lambda: left_by(any_box, task) == [], SECONDS), left_by(any_box, task)
+        with pytest.raises(JobFailedError) as caught:
+            task.wait()
+    assert caught.value.state == "CANCELLED"
+    assert task.completion()["phase"] == {"import": "import", "inspection": "inspect"}[middle]
+    assert not list((any_box.workspace / "store" / "sha256").glob(".partial-*"))
+
+
+def test_the_loss_of_the_node_ends_in_a_retryable_error(base: Tree, enroot_dir: Path) -> None:
+    """The killed shell leaves no record; without accounting only the controller can tell."""
+    from .box import temporary_box
+
+    with (
+        temporary_box(False, enroot_dir) as box,
+        in_the_middle_of_an_inspection(box, base) as task,
+    ):
+        kill([batch_shell(box)])
+        with pytest.raises(SlurmImagesError) as caught:
+            task.wait()
+        assert caught.value.retryable
+        assert left_by(box, task) == []

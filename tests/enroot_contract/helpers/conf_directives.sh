@@ -1,0 +1,3 @@
+#!/bin/bash
+#ENROOT_ROOTFS_WRITABLE=yes
+# ENROOT_LOGIN_SHELL=no

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Airflow task on a real box, try by try, with everything around it that a test may break.
+
+The tries run in processes of their own (``worker.py``). The profile puts ``tools/`` in front of Enroot and, where a
+test asks for them, of Slurm's commands; they note every call, so that imports and cancellations can be counted.
+"""
+
+from __future__ import annotations
+
+import json
+import pwd
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from airflow_slurm_images.core.plan import job_name, run_key
+from tests.cluster.box import Box
+from tests.cluster.polling import wait_until
+from tests.cluster.remains import user_processes
+from tests.faults.steps import DEPLOYMENT, Outcome, Step
+
+__all__ = ["Outcome", "Scene", "SlurmJob"]
+
+TOOLS = Path(__file__).with_name("tools")
+RETRIES = 3
+
+
+class SlurmJob(NamedTuple):
+    """What the controller remembers of a job."""
+
+    job_id: int
+    state: str
+    reason: str
+    restarts: int
+    start: datetime | None
+    end: datetime | None
+
+
+class Scene:
+    """A task of ``operator`` kind ``import`` (or ``sensor``), waiting ``blocking`` or ``deferred``."""
+
+    def __init__(
+        self,
+        box: Box,
+        image: str,
+        mode: str,
+        *,
+        slurm_tools: Sequence[str] = (),
+        profile: Mapping[str, Any] | None = None,
+        clock_shift: float = 0,
+        **options: Any,
+    ) -> None:
+        self.box, self.mode, self.clock_shift = box, mode, clock_shift
+        name = f"t{secrets.token_hex(6)}"
+        self.key = run_key(DEPLOYMENT, "faults", name, "run", -1)
+        self.files = box.root / "faults" / name
+        self.tools = self.files / "tools"
+        self._place_tools(slurm_tools)
+        self.number, self.max_tries, self.steps = 0, RETRIES, 0
+        self.operator = "import"
+        self.profile: dict[str, Any] = {"path_prepend": [str(self.tools), str(box.enroot_dir)], **(profile or {})}
+        if slurm_tools:
+            self.profile["slurm_bin"] = str(self.tools)
+        self.options: dict[str, Any] = {
+            "image": image,
+            "name": name,
+            "kind": "generic",
+            "slurm_conn_id": "box",
+            "poll_interval": 0.5,
+            "profile": self.profile,
+            "deferrable": mode == "deferred",
+            **options,
+        }
+        self.running: list[Step] = []
+
+    def _place_tools(self, slurm_tools: Sequence[str]) -> None:
+        self.tools.mkdir(parents=True)
+        assert self.box.enroot_dir is not None
+        (self.tools / "real").write_text(f"{self.box.enroot_dir / 'enroot'}\n")
+        shutil.copy(TOOLS / "enroot", self.tools)
+        for name in slurm_tools:
+            source = TOOLS / name if (TOOLS / name).exists() else TOOLS / "passing"
+            shutil.copy(source, self.tools / name)
+        for path in (self.files, self.tools):
+            path.chmod(0o755)
+        entry = pwd.getpwnam(self.box.user)
+        shutil.chown(self.tools, entry.pw_uid, entry.pw_gid)
+
+    # -- what a test sets up or breaks
+
+    def flag(self, name: str, text: str = "") -> None:
+        """Put a file for the tools; see there what it does."""
+        (self.tools / name).write_text(text)
+        (self.tools / name).chmod(0o666)
+
+    def unflag(self, name: str) -> None:
+        (self.tools / name).unlink(missing_ok=True)
+
+    def hold(self) -> None:
+        """Jobs stop in front of their import until :meth:`release`."""
+        self.flag("hold")
+
+    def release(self) -> None:
+        self.unflag("hold")
+
+    def act(self, tool: str) -> None:
+        """What happens inside the job before the import."""
+        shutil.copy(TOOLS / tool, self.tools / "act")
+
+    # -- tries
+
+    def next_try(self) -> None:
+        self.number += 1
+
+    def clear(self) -> None:
+        """What a clear in the UI does to the numbers."""
+        self.max_tries = self.number + RETRIES
+
+    def step(self, what: str, die: tuple[str, str, int] | None = None, **more: Any) -> Step:
+        """Start one step of the present try; it runs until it ends or is killed."""
+        self.steps += 1
+        document = {
+            "what": what,
+            "operator": self.operator,
+            "kwargs": self.options,
+            "context": {
+                "dag_id": "faults",
+                "task_id": self.options.get("name", "sensor"),
+                "run_id": "run",
+                "map_index": -1,
+                "try_number": self.number,
+                "max_tries": self.max_tries,
+                "retries": RETRIES,
+            },
+            "env": {"AIRFLOW_CONN_BOX": self.box.connection_json},
+            "out": str(self.files / f"{self.steps}-{what}.json"),
+            "xcoms": str(self.files / "xcoms.json"),
+            "die": die,
+            "clock_shift": self.clock_shift,
+            **more,
+        }
+        self.running.append(Step(document))
+        return self.running[-1]
+
+    def begin(self) -> Step:
+        """A new try that waits for its job: the task itself (blocking), or its trigger (deferred)."""
+        self.next_try()
+        first = self.step("execute")
+        return first if self.mode == "blocking" else self.wait_deferred(first.outcome())
+
+    def wait_deferred(self, outcome: Outcome) -> Step:
+        """The trigger of a deferral, as a triggerer starts it (again): from the serialised arguments."""
+        assert outcome.deferred, outcome
+        arguments = json.loads(json.dumps(outcome.deferred["kwargs"]))
+        step = self.step("trigger", classpath=outcome.deferred["classpath"], arguments=arguments)
+        step.origin = outcome
+        return step
+
+    def finish(self, waiting: Step, timeout: float = 120) -> Outcome:
+        """The end of a try that was waiting."""
+        outcome = waiting.outcome(timeout)
+        if outcome.deferred:
+            return self.finish(self.wait_deferred(outcome), timeout)
+        if outcome.event is None or waiting.origin is None or waiting.origin.deferred is None:
+            return outcome
+        method, more = waiting.origin.deferred["method"], waiting.origin.deferred["more"]
+        arguments = {**more, "event": outcome.event}
+        return self.step("resume", method=method, arguments=arguments).outcome(timeout)
+
+    def run(self, timeout: float = 120) -> Outcome:
+        """A whole new try."""
+        return self.finish(self.begin(), timeout)
+
+    def crash(self, when: str, verb: str, number: int = 1) -> None:
+        """A new try whose process dies (kill -9) before or after a verb, wherever in the try that is."""
+        self.next_try()
+        step = self.step("execute", die=(when, verb, number))
+        if step.killed():
+            return
+        waiting = self.wait_deferred(step.outcome())
+        arguments = waiting.origin.deferred if waiting.origin and waiting.origin.deferred else {}
+        event = waiting.outcome().event
+        last = self.step(
+            "resume",
+            die=(when, verb, number),
+            method=arguments["method"],
+            arguments={**arguments["more"], "event": event},
+        )
+        assert last.killed(), last.log
+
+    # -- what there is on the cluster
+
+    @property
+    def job_name(self) -> str:
+        return job_name(self.key)
+
+    @property
+    def attempts(self) -> list[Path]:
+        runs = self.box.workspace / "users" / self.box.user / "runs" / self.key
+        return sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime) if runs.exists() else []
+
+    def jobs(self) -> list[SlurmJob]:
+        """All jobs of the task that the controller knows, the oldest first."""
+        rows = []
+        for job in self.box.squeue(self.job_name):
+            text = self.box.as_root(["scontrol", "-o", "show", "job", str(job.job_id)], check=True).stdout
+            fields = dict(re.findall(r"(\S+?)=(\S+)", text))
+            restarts, start, end = int(fields["Restarts"]), _time(fields["StartTime"]), _time(fields["EndTime"])
+            rows.append(SlurmJob(job.job_id, fields["JobState"], fields["Reason"], restarts, start, end))
+        return sorted(rows)
+
+    def job_state(self) -> str | None:
+        jobs = self.jobs()
+        return jobs[-1].state if jobs else None
+
+    def reaches(self, state: str, timeout: float = 60) -> bool:
+        """Wait until the newest job is in a state."""
+        return wait_until(lambda: self.job_state() == state, timeout, 0.2)
+
+    def importing(self, jobs: int = 1, timeout: float = 60) -> bool:
+        """Wait until so many jobs have come to their import."""
+        return wait_until(lambda: len(self.imports()) >= jobs, timeout, 0.1)
+
+    def imports(self) -> list[int]:
+        """Ids of the jobs that began an import."""
+        file = self.tools / "imports"
+        return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def calls(self, command: str) -> list[str]:
+        """Calls of a command that ``tools/passing`` notes."""
+        file = self.tools / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line for line in lines if line.split()[0] == command]
+
+    # -- judgement
+
+    def assert_published(self, outcome: Outcome) -> dict[str, Any]:
+        """The try ended well: the record is there and its alias leads to its file."""
+        assert outcome.value is not None, outcome
+        record = outcome.value
+        alias = Path(record["sqsh"]["alias_path"])
+        assert alias.resolve() == Path(record["sqsh"]["path"])
+        assert record["job"]["job_id"] in {job.job_id for job in self.jobs()}
+        return record
+
+    def assert_settled(self, *, jobs: int, imports: int) -> None:
+        """So many jobs in all, so many of them imported, never two at once, and nothing is left running."""
+        assert wait_until(lambda: not self.box.active_jobs(self.job_name), 30), self.jobs()
+        found = self.jobs()
+        assert len(found) == jobs, found
+        assert len(self.imports()) == imports, self.imports()
+        ran = sorted((job for job in found if job.start and job.end), key=lambda job: job.job_id)
+        for earlier, later in zip(ran, ran[1:], strict=False):
+            assert earlier.end and later.start and earlier.end <= later.start, found
+        assert wait_until(lambda: not self.left(), 20), self.left()
+
+    def left(self) -> list[str]:
+        """Scratch, secrets and processes of the task's jobs that should be gone."""
+        tokens = [json.loads((path / "plan.json").read_text())["token"] for path in self.attempts]
+        scratch = [str(path) for token in tokens for path in Path("/tmp").glob(f"asi-{token}.*")]
+        secret = [str(path / "enroot-config") for path in self.attempts if (path / "enroot-config").exists()]
+        return [*user_processes(self.box), *scratch, *secret]
+
+    def close(self) -> None:
+        """End whatever the test left running."""
+        for step in self.running:
+            step.kill()
+        for name in ("hold", "hang_before", "hang_after", "act"):
+            self.unflag(name)
+        self.box.as_user(["scancel", f"--name={self.job_name}", f"--user={self.box.user}"])
+        wait_until(lambda: not self.box.active_jobs(self.job_name), 30, 0.2)
+
+
+def _time(text: str) -> datetime | None:
+    return None if text in ("Unknown", "None") else datetime.fromisoformat(text)

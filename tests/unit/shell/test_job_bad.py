@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that fail: each with its own exit code, a record, nothing published and nothing left on scratch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_slurm_images.core import failures
+from tests.unit.fake_slurm.images import HOSTILE, image
+from tests.unit.fake_slurm.login import LocalCluster, Outcome, import_request, inspect_request
+
+
+def failed(cluster: LocalCluster, done: Outcome, reason: str) -> str:
+    """Check what every failure has in common; returns the job's output."""
+    assert failures.EXIT_CODES[done.status].reason == reason, done.output
+    assert done.record.exit_status == done.status
+    assert done.record.sqsh is None
+    assert list((cluster.workspace / "store/sha256").iterdir()) == []
+    assert cluster.slurm.leftovers() == []
+    return done.output
+
+
+def change_profile(cluster: LocalCluster, **values: Any) -> None:
+    cluster.profile |= values
+    cluster.hook = cluster.new_hook()
+
+
+# --- import
+
+
+def test_too_little_space_is_seen_before_the_import(cluster: LocalCluster) -> None:
+    change_profile(cluster, min_free="900000T")
+    output = failed(cluster, cluster.run(import_request()), "no_space")
+    assert str(cluster.slurm.scratch) in output
+    assert cluster.slurm.enroot_calls() == []
+
+
+def test_an_enroot_that_does_not_work_is_named(cluster: LocalCluster) -> None:
+    cluster.slurm.tool("enroot", "exit 127")
+    assert "n1" in failed(cluster, cluster.run(import_request()), "tool_missing")
+
+
+def test_an_old_enroot_is_refused_for_a_repository_without_namespace(cluster: LocalCluster) -> None:
+    (cluster.slurm.enroot / "version").write_text("3.5.0\n")
+    request = import_request(image="reg.example:5000/busybox@sha256:" + "a" * 64)
+    output = failed(cluster, cluster.run(request), "enroot_too_old")
+    assert "'busybox'" in output
+    assert "reg.example:5000" in output
+    assert cluster.slurm.enroot_calls("import") == []
+
+
+@pytest.mark.parametrize(
+    "line", ["Write failed because No space left on device", "mksquashfs: write: Disk quota exceeded"]
+)
+def test_an_import_that_runs_out_of_space_names_the_roots(cluster: LocalCluster, line: str) -> None:
+    cluster.slurm.enroot_does("import", f'head -c 1000 "${{here}}/image.sqsh" > "${{output}}"\necho "{line}" >&2\nexit 1')
+    done = cluster.run(import_request())
+    output = failed(cluster, done, "import_failed")
+    assert "Filesystem" in output
+    logs = {"slurm.out": output, "enroot.log": (done.directory / "enroot.log").read_text()}
+    assert failures.explain(done.status, done.record.phase, logs).reason in ("no_space", "quota")
+    assert done.record.tool_status == 1
+
+
+def test_an_import_without_a_result_fails_whatever_its_status(cluster: LocalCluster) -> None:
+    cluster.slurm.enroot_does("import", 'ln -s /etc/hostname "${output}"')
+    failed(cluster, cluster.run(import_request()), "import_failed")
+
+
+def test_another_architecture_is_not_published(cluster: LocalCluster) -> None:
+    warning = "[WARN] Image architecture doesn't match the requested one: arm64 != amd64"
+    cluster.slurm.enroot_does("import", f'echo "{warning}" >&2\ncp "${{here}}/image.sqsh" "${{output}}"')
+    failed(cluster, cluster.run(import_request()), "architecture_mismatch")
+
+
+@pytest.mark.parametrize("missing", [4096, 60_000])
+def test_a_truncated_squashfs_is_not_published(cluster: LocalCluster, missing: int) -> None:
+    cluster.slurm.enroot_does("import", f'cp "${{here}}/image.sqsh" "${{output}}"\ntruncate -s -{missing} "${{output}}"')
+    failed(cluster, cluster.run(import_request()), "broken_squashfs")
+
+
+def test_a_squashfs_whose_tables_are_damaged_is_not_published(cluster: LocalCluster) -> None:
+    # The size is right and the superblock is whole: only a full listing tells.
+    cluster.slurm.enroot_does(
+        "import",
+        'cp "${here}/image.sqsh" "${output}"\n'
+        'dd if=/dev/urandom of="${output}" bs=1 seek=$(($(stat -c %s "${output}") - 4096)) count=3000 conv=notrunc',
+    )
+    failed(cluster, cluster.run(import_request()), "broken_squashfs")
+
+
+# --- an existing file
+
+
+def test_a_file_that_the_node_does_not_see_is_told_apart(cluster: LocalCluster, tmp_path: Path) -> None:
+    output = failed(cluster, cluster.run(inspect_request(tmp_path / "gone.sqsh")), "source_not_visible")
+    assert "not visible on node n1" in output
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.symlink_to(image("plain")),
+        os.mkfifo,
+        lambda path: path.mkdir(),
+    ],
+    ids=["a link", "a pipe", "a directory"],
+)
+def test_only_regular_files_are_inspected(
+    cluster: LocalCluster, tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "given.sqsh"
+    make(path)
+    failed(cluster, cluster.run(inspect_request(path)), "source_refused")
+
+
+def test_a_file_that_is_no_squashfs_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "given.sqsh"
+    path.write_text("<html>not found</html>" * 1000)
+    failed(cluster, cluster.run(inspect_request(path)), "broken_squashfs")
+
+
+SWAPS = {
+    "replaced": 'cp "{path}" "{path}.new"; mv "{path}.new" "{path}"',
+    "written to, with its time put back": (
+        'touch -r "{path}" "{path}.time"; printf x | dd of="{path}" bs=1 seek=2000 conv=notrunc 2> /dev/null; '
+        'touch -r "{path}.time" "{path}"'
+    ),
+    "removed": 'rm "{path}"',
+}
+
+
+@pytest.mark.parametrize("moment", ["while it is hashed", "while it is inspected"])
+@pytest.mark.parametrize("swap", SWAPS)
+def test_a_file_that_changes_meanwhile_is_noticed(
+    cluster: LocalCluster, tmp_path: Path, swap: str, moment: str
+) -> None:
+    path = tmp_path / "given.sqsh"
+    path.write_bytes(image("plain").read_bytes())
+    act = SWAPS[swap].format(path=path)
+    if moment == "while it is hashed":
+        cluster.slurm.tool("openssl", f'[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || {{ {act}; }}\nexec sha256sum')
+    else:
+        cluster.slurm.enroot_does("start", f'{act}\ncp "${{here}}/facts.json" "${{out}}/"')
+    kind = "generic" if moment == "while it is hashed" else "client"
+    output = failed(cluster, cluster.run(inspect_request(path, kind)), "changed_during_inspection")
+    assert "changed during inspection" in output
+
+
+# --- starting
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_image_that_would_act_on_the_host_is_not_started(cluster: LocalCluster, name: str) -> None:
+    done = cluster.run(inspect_request(image(name), "client"))
+    output = failed(cluster, done, "unsafe_image")
+    assert name.split()[0] in output
+    assert cluster.slurm.enroot_calls("start") == []
+
+
+def test_links_that_enroot_never_opens_are_no_reason_to_refuse(cluster: LocalCluster) -> None:
+    done = cluster.run(inspect_request(image("links elsewhere"), "client"))
+    assert done.status == 0, done.output
+
+
+@pytest.mark.parametrize("awk", ["mawk", "gawk"])
+def test_a_hostile_image_is_recognised_with_every_awk(cluster: LocalCluster, awk: str) -> None:
+    cluster.slurm.tool("awk", f'exec {awk} "$@"')
+    failed(cluster, cluster.run(inspect_request(image("/etc is a link"), "client")), "unsafe_image")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 90", "no_python"),
+        ("exit 91", "inspection_failed"),
+        ("exit 92", "inspection_failed"),
+        ("exit 124", "inspection_timeout"),
+        ("exit 1", "start_failed"),
+        ("true", "inspection_failed"),
+        ('ln -s /etc/hostname "${out}/facts.json"', "inspection_failed"),
+    ],
+)
+def test_each_end_of_an_inspection_has_its_own_code(cluster: LocalCluster, script: str, reason: str) -> None:
+    cluster.slurm.enroot_does("start", script)
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    failed(cluster, done, reason)
+    assert done.record.phase == "inspect"
+
+
+def test_missing_user_namespaces_are_named_with_the_node(cluster: LocalCluster) -> None:
+    line = "enroot-nsenter: failed to create user namespace: Permission denied"
+    cluster.slurm.tool("sleep", "exit 0")
+    cluster.slurm.enroot_does("start", f'echo "{line}" >&2\nexit 1')
+    cluster.slurm.enroot_does("create", f'echo "{line}" >&2\nexit 1')
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    output = failed(cluster, done, "start_failed")
+    assert "node n1" in output
+    assert failures.explain(done.status, "inspect", {"slurm.out": output}).reason == "no_user_namespaces"
+
+
+MOUNT_FAILS = 'echo x >> "${here}/tries"; (($(wc -l < "${here}/tries") > %d)) || { echo "Failed to mount" >&2; exit 1; }'
+
+
+def test_a_slow_mount_is_tried_again(cluster: LocalCluster) -> None:
+    cluster.slurm.tool("sleep", "exit 0")
+    cluster.slurm.enroot_does("start", f'{MOUNT_FAILS % 1}\ncp "${{here}}/facts.json" "${{out}}/"')
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    assert done.status == 0, done.output
+    assert cluster.slurm.enroot_calls("create") == []
+
+
+def test_an_image_that_cannot_be_mounted_is_unpacked(cluster: LocalCluster) -> None:
+    cluster.slurm.tool("sleep", "exit 0")
+    cluster.slurm.enroot_does("start", f'{MOUNT_FAILS % 2}\ncp "${{here}}/facts.json" "${{out}}/"')
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    assert done.status == 0, done.output
+    assert len(cluster.slurm.enroot_calls("create")) == 1
+    assert cluster.slurm.enroot_calls("start")[-1].split("asi/out:none")[1].split()[1] == "inspected"
