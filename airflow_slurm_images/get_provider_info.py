@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_slurm_images import __version__
-from airflow_slurm_images.hooks.connection_form import connection_type
+from airflow_slurm_images.hooks.connection_form import connection_type, registry_connection_type
 
 DISTRIBUTION = "airflow-provider-slurm-images"
 _INTEGRATION = "Slurm images"
@@ -28,9 +28,19 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [{"integration-name": _INTEGRATION, "python-modules": ["airflow_slurm_images.operators.images"]}],
         "sensors": [{"integration-name": _INTEGRATION, "python-modules": ["airflow_slurm_images.sensors.images"]}],
-        "hooks": [{"integration-name": _INTEGRATION, "python-modules": ["airflow_slurm_images.hooks.slurm"]}],
-        "triggers": [{"integration-name": _INTEGRATION, "python-modules": ["airflow_slurm_images.triggers.images"]}],
-        "connection-types": [connection_type()],
+        "hooks": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": ["airflow_slurm_images.hooks.slurm", "airflow_slurm_images.hooks.registry"],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": ["airflow_slurm_images.triggers.images", "airflow_slurm_images.triggers.registry"],
+            }
+        ],
+        "connection-types": [connection_type(), registry_connection_type()],
         "config": {
             "slurm_images": {
                 "description": "Settings of the Slurm images provider.",

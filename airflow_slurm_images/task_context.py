@@ -22,7 +22,7 @@ from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesErr
 from airflow_slurm_images.core.plan import run_key
 from airflow_slurm_images.core.reports import failure_record
 
-__all__ = ["TaskDeferralTimeout", "TaskTry", "deployment_id", "mapping", "reported", "seconds"]
+__all__ = ["TaskDeferralTimeout", "TaskTry", "deployment_id", "listing", "mapping", "reported", "seconds"]
 
 FAILURE_KEY = "failure"
 """XCom key of what is known about a failed job."""
@@ -93,6 +93,12 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
         f"Invalid request: {name} must be a mapping, got {value!r}",
         remedy=f"Pass {name} as a dict, or as a template that renders one.",
     )
+
+
+def listing(value: Any) -> Any:
+    """The list behind a text that a template made of one (``{{ params.requirements }}``), else the value itself."""
+    found = _literal(value.strip()) if isinstance(value, str) and value.strip().startswith(("[", "(")) else value
+    return found if isinstance(found, (list, tuple)) else value
 
 
 def _literal(text: str) -> Any:

@@ -136,7 +136,8 @@ asi::clean_scratch() {
 
 # asi::bounded LOG - pass the first bytes on and keep them in LOG; swallow the rest so that the writer never blocks.
 asi::bounded() {
-    head -c "${ASI_OUTPUT_LIMIT}" | tee -- "$1" || true # a full disk must not break the writer's pipe
+    # unbuffered: the task log streams what the tool says when it says it
+    stdbuf -o0 head -c "${ASI_OUTPUT_LIMIT}" | tee -- "$1" || true # a full disk must not break the writer's pipe
     cat > /dev/null
 }
 

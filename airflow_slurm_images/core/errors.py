@@ -67,6 +67,10 @@ class RegistryRateLimitedError(RegistryError):
     retryable = True
 
 
+class RegistryTlsError(RegistryError):
+    """No TLS connection: a certificate that is not trusted, or no TLS at all on the other side."""
+
+
 class RegistryUnavailableError(RegistryError):
     """The registry is down, unreachable or answers 5xx."""
 

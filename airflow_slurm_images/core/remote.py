@@ -33,7 +33,7 @@ SCRIPTS: Mapping[str, tuple[str, ...]] = {
     "observe": ("remote.sh", "observe.sh"),
     "collect": ("remote.sh", "collect.sh"),
     "cancel": ("remote.sh", "cancel.sh"),
-    "publish": ("remote.sh", "publish.sh"),
+    "publish": ("remote.sh", "locks.sh", "publish.sh"),
     "adopt": ("remote.sh", "adopt.sh"),
     "probe": ("remote.sh", "probe.sh"),
 }

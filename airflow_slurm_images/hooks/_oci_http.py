@@ -37,6 +37,7 @@ from airflow_slurm_images.core.errors import (
     InvalidRequestError,
     RegistryError,
     RegistryResponseError,
+    RegistryTlsError,
     RegistryUnavailableError,
 )
 
@@ -98,7 +99,7 @@ class Transport:
     def send(self, method: str, url: httpx.URL, headers: Mapping[str, str], max_bytes: int) -> Answer:
         """Send until there is an answer worth returning; 429 and 5xx are returned once retries are used up.
 
-        Raises RegistryUnavailableError (``retryable`` false where waiting does not help: TLS, unknown host),
+        Raises RegistryUnavailableError (``retryable`` false for an unknown host), RegistryTlsError,
         RegistryResponseError for too much data or a forbidden redirect.
         """
         deadline = time.monotonic() + self._limits.total
@@ -224,16 +225,14 @@ def _failure(err: httpx.RequestError, url: httpx.URL) -> RegistryError:
     )
 
 
-def _tls_failure(err: ssl.SSLError, where: str) -> RegistryUnavailableError:
+def _tls_failure(err: ssl.SSLError, where: str) -> RegistryTlsError:
     if isinstance(err, ssl.SSLCertVerificationError):
         problem = f"the certificate of {where} is not trusted: {err.verify_message}"
         remedy = f"let one of {', '.join(_CA_VARIABLES)} of the worker name the CA bundle of your site"
     else:
         problem = f"no TLS connection with {where}: {err.reason or err}"
         remedy = 'if the registry speaks plain HTTP, set {"insecure": true} in the extra of its connection'
-    failure = RegistryUnavailableError(problem, remedy=remedy)
-    failure.retryable = False
-    return failure
+    return RegistryTlsError(problem, remedy=remedy)
 
 
 def _chain(err: BaseException | None) -> Iterator[BaseException]:

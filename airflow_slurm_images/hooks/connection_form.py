@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of the ``slurm_ssh`` connection type, from the profile's own fields; importing it loads no hook."""
+"""The forms of our connection types, ``slurm_ssh`` from the profile's own fields; importing it loads no hook."""
 
 from __future__ import annotations
 
@@ -66,4 +66,33 @@ def connection_type() -> dict[str, Any]:
             "placeholders": {"host": "login.cluster.example", "port": "22", "login": "svc-images"},
         },
         "conn-fields": connection_fields(),
+    }
+
+
+REGISTRY_CONNECTION_TYPE = "oci_registry"
+REGISTRY_DEFAULT_CONN_ID = "oci_default"
+REGISTRY_HOOK_NAME = "OCI registry"
+REGISTRY_HOOK_CLASS = "airflow_slurm_images.hooks.registry.OciRegistryHook"
+REGISTRY_BEHAVIOUR: dict[str, Any] = {
+    "hidden_fields": ["schema", "port"],
+    "relabeling": {"host": "Registry (host[:port])", "password": "Password or token"},
+    "placeholders": {"host": "registry.example:5000"},
+}
+"""What the hook answers; the provider metadata wants ``hidden-fields`` for ``hidden_fields``."""
+
+
+def registry_connection_type() -> dict[str, Any]:
+    """Entry of ``connection-types`` for registries."""
+    return {
+        "connection-type": REGISTRY_CONNECTION_TYPE,
+        "hook-class-name": REGISTRY_HOOK_CLASS,
+        "hook-name": REGISTRY_HOOK_NAME,
+        "ui-field-behaviour": {name.replace("_", "-"): value for name, value in REGISTRY_BEHAVIOUR.items()},
+        "conn-fields": {
+            "insecure": _field(
+                "Plain HTTP",
+                "Speak HTTP without TLS to this registry; its login then crosses the network readably.",
+                {"type": ["boolean", "null"], "default": False},
+            )
+        },
     }

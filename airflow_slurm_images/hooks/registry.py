@@ -21,6 +21,12 @@ from airflow_slurm_images.core.oci import ResolvedImage
 from airflow_slurm_images.core.platform import Platform
 from airflow_slurm_images.core.reference import ImageReference, TagReference
 from airflow_slurm_images.hooks._oci_client import OciClient, RawManifest, TagState
+from airflow_slurm_images.hooks.connection_form import (
+    REGISTRY_BEHAVIOUR,
+    REGISTRY_CONNECTION_TYPE,
+    REGISTRY_DEFAULT_CONN_ID,
+    REGISTRY_HOOK_NAME,
+)
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Connection
@@ -51,9 +57,9 @@ class OciRegistryHook(BaseHook):
     """
 
     conn_name_attr = "registry_conn_id"
-    default_conn_name = "oci_default"
-    conn_type = "oci_registry"
-    hook_name = "OCI registry"
+    default_conn_name = REGISTRY_DEFAULT_CONN_ID
+    conn_type = REGISTRY_CONNECTION_TYPE
+    hook_name = REGISTRY_HOOK_NAME
 
     def __init__(self, registry_conn_id: str | None = default_conn_name, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -64,11 +70,7 @@ class OciRegistryHook(BaseHook):
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
         """How the connection form looks."""
-        return {
-            "hidden_fields": ["schema", "port"],
-            "relabeling": {"host": "Registry (host[:port])", "password": "Password or token"},
-            "placeholders": {"host": "registry.example:5000", "extra": '{"insecure": false}'},
-        }
+        return dict(REGISTRY_BEHAVIOUR)
 
     def __enter__(self) -> OciRegistryHook:
         return self
@@ -111,7 +113,7 @@ class OciRegistryHook(BaseHook):
 
         Raises InvalidRequestError, IntegrityError, RegistryAuthError, RegistryNotFoundError (unknown
         repository, tag, platform), RegistryResponseError (no image, schema 1, too large),
-        RegistryRateLimitedError or RegistryUnavailableError. ``retryable`` says whether asking again later
+        RegistryRateLimitedError, RegistryTlsError or RegistryUnavailableError. ``retryable`` says whether asking again later
         can help.
         """
         ref = _parse(reference)

@@ -50,7 +50,7 @@ class ImagePruneOperator(BaseOperator):
         "trash_days",
         "run_days",
         "max_cache",
-        "dry_run",
+        "rehearse",
         "slurm_conn_id",
         "profile",
     )
@@ -77,7 +77,7 @@ class ImagePruneOperator(BaseOperator):
         self.trash_days = trash_days
         self.run_days = run_days
         self.max_cache = max_cache
-        self.dry_run = dry_run
+        self.rehearse = dry_run  # BaseOperator has a method named dry_run
         self.slurm_conn_id = slurm_conn_id
         self.profile = profile
 
@@ -99,7 +99,7 @@ class ImagePruneOperator(BaseOperator):
         """Prune, log the actions, return the report."""
         with reported(context):
             rules = self.rules()
-            rehearsal = _flag("dry_run", self.dry_run)
+            rehearsal = _flag("dry_run", self.rehearse)
             hook = SlurmHook(self.slurm_conn_id, mapping("profile", self.profile))
             try:
                 report = hook.prune(rules, dry_run=rehearsal)

@@ -11,6 +11,7 @@ from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, bu
 from airflow_slurm_images.hooks.registry import OciRegistryHook
 from airflow_slurm_images.hooks.registry_login import import_login
 from airflow_slurm_images.operators.base import ImageJobOperator
+from airflow_slurm_images.task_context import listing
 from airflow_slurm_images.operators.resolve import OciResolveOperator
 
 __all__ = ["OciImportOperator", "OciResolveOperator", "SqshInspectOperator"]
@@ -56,7 +57,7 @@ class OciImportOperator(ImageJobOperator):
             name=self.name,
             kind=self.kind,
             arch=self.arch,
-            required_distributions=self.required_distributions,
+            required_distributions=listing(self.required_distributions),
             insecure=endpoint is not None and endpoint.insecure,
         )
 
@@ -93,5 +94,5 @@ class SqshInspectOperator(ImageJobOperator):
             name=self.name,
             kind=self.kind,
             copy_to_store=self.copy_to_store,
-            required_distributions=self.required_distributions,
+            required_distributions=listing(self.required_distributions),
         )

@@ -43,7 +43,8 @@ class Run:
         with create_session() as session:
             rows = session.execute(query).all()
         return {
-            (task if index < 0 else f"{task}[{index}]"): (str(state), int(number)) for task, index, state, number in rows
+            (task if index < 0 else f"{task}[{index}]"): (str(state), int(number))
+            for task, index, state, number in rows
         }
 
     def xcom(self, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import json
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from tenacity import wait_none
 
 from airflow_slurm_images.operators.images import OciImportOperator, SqshInspectOperator
 from tests.airflow.dag_runs import DagRunner, Run
 from tests.cluster.box import Box
 
+RETRIES: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(0)}
 PINNED = "registry.example/team/app@sha256:" + 64 * "a"
 FAILURE_KEYS = {
     *("schema_version", "error", "message", "remedy", "retryable", "job_id", "cluster", "state"),
@@ -22,8 +25,8 @@ FAILURE_KEYS = {
 }
 BAD = {
     "unpinned": ({"image": "registry.example/team/app:1.0"}, "sha256"),
-    "login in it": ({"image": "user:pass@" + PINNED}, "image"),
-    "a URL": ({"image": "https://" + PINNED}, "image"),
+    "login in it": ({"image": "user:pass@" + PINNED}, "credentials"),
+    "a URL": ({"image": "https://" + PINNED}, "scheme"),
     "alias with a slash": ({"name": "../etc/passwd"}, "name"),
     "unknown kind": ({"kind": "trainer"}, "kind"),
     "unknown profile field": ({"profile": {"memry": "1G"}}, "memry"),
@@ -52,10 +55,10 @@ def test_a_bad_literal_is_no_import_error() -> None:
 def refused(run_dag: DagRunner, box: Box, kept_runs: dict[str, Run]) -> Run:
     if "refused" not in kept_runs:
         before = jobs(box)
-        good = {"image": PINNED, "name": "app", "kind": "client", "profile": {}, "poll_interval": 1}
+        good = {"image": PINNED, "name": "app", "kind": "client", "profile": {}, "poll_interval": 1, **RETRIES}
         with DAG("refused", schedule=None) as dag:
             for number, (change, _) in enumerate(BAD.values()):
-                OciImportOperator(task_id=f"task{number}", retries=2, **{**good, **change})  # type: ignore[arg-type]
+                OciImportOperator(task_id=f"task{number}", **{**good, **change})  # type: ignore[arg-type]
         kept_runs["refused"] = run_dag(dag)
         assert jobs(box) == before
     return kept_runs["refused"]
@@ -79,7 +82,7 @@ def test_a_profile_without_workspace_names_the_remedy(
     extra = {key: value for key, value in box.extra.items() if key != "workspace_root"}
     monkeypatch.setenv("AIRFLOW_CONN_BARE", json.dumps({**box.connection, "extra": extra}))
     with DAG("bare", schedule=None) as dag:
-        OciImportOperator(task_id="task", image=PINNED, name="app", slurm_conn_id="bare", retries=2)
+        OciImportOperator(task_id="task", image=PINNED, name="app", slurm_conn_id="bare", **RETRIES)
     run = run_dag(dag)
     assert (run.tries()["task"], run.failure()["error"]) == (1, "InvalidRequestError")
     assert "workspace_root" in run.failure()["remedy"]
@@ -94,15 +97,13 @@ def test_an_unknown_digest_fails_without_retry_and_says_everything(
 ) -> None:
     image = images["client"].partition("@")[0] + "@sha256:" + 64 * "0"
     with DAG(f"unknown_digest_{deferrable}", schedule=None) as dag:
-        OciImportOperator(
-            task_id="task", image=image, name="gone", retries=2, poll_interval=1, deferrable=deferrable
-        )
+        OciImportOperator(task_id="task", image=image, name="gone", **RETRIES, poll_interval=1, deferrable=deferrable)
     run = run_dag(dag)
     assert (run.states()["task"], run.tries()["task"]) == ("failed", 1)
     failure = run.failure()
     assert set(failure) == FAILURE_KEYS
     assert (failure["error"], failure["retryable"]) == ("RegistryNotFoundError", False)
-    assert (failure["phase"], failure["reason"]) == ("import", "registry_not_found")
+    assert failure["phase"] in ("manifest", "import") and failure["reason"] == "registry_not_found"
     assert failure["exit_code"] != 0 and failure["job_id"] in jobs(box)
     assert failure["cluster"] in (None, box.cluster_name)
     directory = failure["run_directory"]
@@ -119,7 +120,7 @@ def _says_everything(run: Run, failure: dict[str, Any]) -> None:
     assert "AirflowFailException" in log
     for text in (
         f"Job {failure['job_id']} failed: the registry has no such repository or digest",
-        f"phase import, Slurm state {failure['state']}, exit code {failure['exit_code']}",
+        f"phase {failure['phase']}, Slurm state {failure['state']}, exit code {failure['exit_code']}",
         "last lines of its output:",
         "404",
         f"run directory: {failure['run_directory']}",
@@ -129,17 +130,15 @@ def _says_everything(run: Run, failure: dict[str, Any]) -> None:
         assert text in log
 
 
-def test_a_distribution_that_is_missing_publishes_nothing(
-    run_dag: DagRunner, box: Box, images: dict[str, str]
-) -> None:
+def test_a_distribution_that_is_missing_publishes_nothing(run_dag: DagRunner, box: Box, images: dict[str, str]) -> None:
     with DAG("lacking", schedule=None) as dag:
         OciImportOperator(
             task_id="task",
             image=images["client"],
             name="lacking",
             required_distributions=["tinylib>=99", "nowhere", "pip"],
-            retries=1,
             poll_interval=1,
+            **RETRIES,
         )
     run = run_dag(dag)
     failure = run.failure()
@@ -155,9 +154,9 @@ def test_a_cluster_that_is_away_is_left_to_retries(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     monkeypatch.setenv("AIRFLOW_CONN_AWAY", json.dumps({**box.connection, "port": port}))
-    monkeypatch.setattr("airflow_slurm_images.hooks.slurm.SlurmHook.__init__.__kwdefaults__", None, raising=False)
+    monkeypatch.setattr("airflow_slurm_images.hooks.ssh_exchange.wait_random_exponential", lambda **_: wait_none())
     with DAG("away", schedule=None) as dag:
-        OciImportOperator(task_id="task", image=PINNED, name="app", slurm_conn_id="away", retries=1, retry_delay=0)
+        OciImportOperator(task_id="task", image=PINNED, name="app", slurm_conn_id="away", **RETRIES)
     run = run_dag(dag)
     assert (run.states()["task"], run.tries()["task"]) == ("failed", 2)
     assert (run.failure()["error"], run.failure()["retryable"]) == ("ClusterUnavailableError", True)

@@ -34,7 +34,8 @@ class TokenServer(RecordingServer):
 
     @property
     def realm(self) -> str:
-        return f"http://{self.address}/token"
+        """On another host name than the registry, as most are: a login then needs a line of its own for it."""
+        return f"http://localhost:{self.port}/token"
 
     def registry_settings(self, directory: Path) -> dict[str, Any]:
         """The `auth` section of a registry that trusts this service."""

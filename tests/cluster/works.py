@@ -132,7 +132,7 @@ class Task:
 
 def import_task(box: Box, image: str, name: str, kind: str = "generic", **options: Any) -> Task:
     request: dict[str, Any] = {
-        key: options.pop(key) for key in ("arch", "required_distributions") if key in options
+        key: options.pop(key) for key in ("arch", "required_distributions", "insecure") if key in options
     }
     return Task(box, build_import(image=image, name=name, kind=kind, **request), **options)
 

@@ -21,6 +21,7 @@ from airflow_slurm_images.core.plan import job_name, run_key
 from tests.cluster.box import Box
 from tests.cluster.polling import wait_until
 from tests.cluster.remains import user_processes
+from tests.cluster.works import as_operator
 from tests.faults.steps import DEPLOYMENT, Outcome, Step
 
 __all__ = ["Outcome", "Scene", "SlurmJob"]
@@ -51,13 +52,15 @@ class Scene:
         *,
         slurm_tools: Sequence[str] = (),
         profile: Mapping[str, Any] | None = None,
+        limits: Mapping[str, float] | None = None,
         clock_shift: float = 0,
         **options: Any,
     ) -> None:
-        self.box, self.mode, self.clock_shift = box, mode, clock_shift
-        name = f"t{secrets.token_hex(6)}"
-        self.key = run_key(DEPLOYMENT, "faults", name, "run", -1)
-        self.files = box.root / "faults" / name
+        """``limits``: shorter times of doubt than the product's; ``options``: parameters of the operator."""
+        self.box, self.mode, self.limits, self.clock_shift = box, mode, dict(limits or {}), clock_shift
+        self.name = f"t{secrets.token_hex(6)}"
+        self.key = run_key(DEPLOYMENT, "faults", self.name, "run", -1)
+        self.files = box.root / "faults" / self.name
         self.tools = self.files / "tools"
         self._place_tools(slurm_tools)
         self.number, self.max_tries, self.steps = 0, RETRIES, 0
@@ -67,7 +70,7 @@ class Scene:
             self.profile["slurm_bin"] = str(self.tools)
         self.options: dict[str, Any] = {
             "image": image,
-            "name": name,
+            "name": self.name,
             "kind": "generic",
             "slurm_conn_id": "box",
             "poll_interval": 0.5,
@@ -76,6 +79,7 @@ class Scene:
             **options,
         }
         self.running: list[Step] = []
+        self.mounts: list[Path] = []
 
     def _place_tools(self, slurm_tools: Sequence[str]) -> None:
         self.tools.mkdir(parents=True)
@@ -111,6 +115,24 @@ class Scene:
         """What happens inside the job before the import."""
         shutil.copy(TOOLS / tool, self.tools / "act")
 
+    def mount(self, directory: Path, size: str) -> None:
+        """Put a small file system over a directory, for this box alone; it goes when the scene does."""
+        entry = pwd.getpwnam(self.box.user)
+        options = f"size={size},uid={entry.pw_uid},gid={entry.pw_gid},mode=0700"
+        as_operator(self.box, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory))
+        self.mounts.append(directory)
+
+    def unmount(self) -> None:
+        for directory in self.mounts:
+            as_operator(self.box, "umount", "--lazy", str(directory))
+        self.mounts.clear()
+
+    def become_sensor(self, handle: Mapping[str, Any], **options: Any) -> None:
+        """From now on the tries are those of a sensor that waits for the job of ``handle``."""
+        self.operator = "sensor"
+        self.number = 0
+        self.options = {"job": dict(handle), "poke_interval": 0.5, "deferrable": self.mode == "deferred", **options}
+
     # -- tries
 
     def next_try(self) -> None:
@@ -129,7 +151,7 @@ class Scene:
             "kwargs": self.options,
             "context": {
                 "dag_id": "faults",
-                "task_id": self.options.get("name", "sensor"),
+                "task_id": self.name,
                 "run_id": "run",
                 "map_index": -1,
                 "try_number": self.number,
@@ -141,6 +163,7 @@ class Scene:
             "xcoms": str(self.files / "xcoms.json"),
             "die": die,
             "clock_shift": self.clock_shift,
+            "limits": self.limits,
             **more,
         }
         self.running.append(Step(document))
@@ -165,6 +188,10 @@ class Scene:
         outcome = waiting.outcome(timeout)
         if outcome.deferred:
             return self.finish(self.wait_deferred(outcome), timeout)
+        return self.finish_event(waiting, outcome, timeout)
+
+    def finish_event(self, waiting: Step, outcome: Outcome, timeout: float = 120) -> Outcome:
+        """What the task makes of the trigger's event; an outcome without one is the end already."""
         if outcome.event is None or waiting.origin is None or waiting.origin.deferred is None:
             return outcome
         method, more = waiting.origin.deferred["method"], waiting.origin.deferred["more"]
@@ -239,12 +266,16 @@ class Scene:
     # -- judgement
 
     def assert_published(self, outcome: Outcome) -> dict[str, Any]:
-        """The try ended well: the record is there and its alias leads to its file."""
+        """The try ended well: the record is there, of a job that Slurm knows, and its alias leads to its file."""
+        record = self.assert_published_by_record(outcome)
+        assert record["job"]["job_id"] in {job.job_id for job in self.jobs()}
+        return record
+
+    def assert_published_by_record(self, outcome: Outcome) -> dict[str, Any]:
+        """The same where Slurm can say nothing about the job."""
         assert outcome.value is not None, outcome
         record = outcome.value
-        alias = Path(record["sqsh"]["alias_path"])
-        assert alias.resolve() == Path(record["sqsh"]["path"])
-        assert record["job"]["job_id"] in {job.job_id for job in self.jobs()}
+        assert Path(record["sqsh"]["alias_path"]).resolve() == Path(record["sqsh"]["path"])
         return record
 
     def assert_settled(self, *, jobs: int, imports: int) -> None:
@@ -269,6 +300,7 @@ class Scene:
         """End whatever the test left running."""
         for step in self.running:
             step.kill()
+        self.unmount()
         for name in ("hold", "hang_before", "hang_after", "act"):
             self.unflag(name)
         self.box.as_user(["scancel", f"--name={self.job_name}", f"--user={self.box.user}"])

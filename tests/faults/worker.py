@@ -8,6 +8,7 @@ from outside: here, and only here, the hook is replaced by one that dies before 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import os
@@ -21,11 +22,13 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 from airflow.triggers.base import BaseTrigger
 
+from airflow_slurm_images.core.decide import Limits
 from airflow_slurm_images.hooks.slurm import SlurmHook
 from airflow_slurm_images.operators import base as operator_module
 from airflow_slurm_images.operators.images import OciImportOperator
 from airflow_slurm_images.sensors import images as sensor_module
 from airflow_slurm_images.sensors.images import SlurmJobSensor
+from airflow_slurm_images.triggers import images as trigger_module
 from airflow_slurm_images.triggers import observer as observer_module
 
 VERBS = ("prepare", "stage", "submit", "adopt", "observe", "collect", "publish", "cancel")
@@ -61,6 +64,9 @@ def main(step: Mapping[str, Any]) -> None:
         _shift_clock(float(step["clock_shift"]))
     if step["die"]:
         _arm(*step["die"])
+    if step["limits"]:
+        for module in (operator_module, sensor_module, trigger_module):
+            vars(module)["Limits"] = functools.partial(Limits, **step["limits"])
     try:
         outcome = _STEPS[step["what"]](step)
     except TaskDeferred as deferral:

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC1090,SC1091 # what is set here is read by the files under test
 # Runs the store part of the job on given directories, without Slurm and Enroot.
 # Arguments: the directory of the shell files; a size for a small file system to mount as the store, or ''.
 set +o posix

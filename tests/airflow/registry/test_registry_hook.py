@@ -14,7 +14,7 @@ from airflow_slurm_images.core.errors import (
     RegistryAuthError,
     RegistryNotFoundError,
     RegistryResponseError,
-    RegistryUnavailableError,
+    RegistryTlsError,
 )
 from airflow_slurm_images.core.oci import ResolvedImage
 from airflow_slurm_images.core.reference import ImageReference, TagReference
@@ -82,7 +82,7 @@ def test_a_missing_or_wrong_login_says_who_asked_whom_for_what(
 
 
 def test_an_untrusted_certificate_is_said_so(registries: Registries, connect: Any) -> None:
-    with pytest.raises(RegistryUnavailableError, match="not trusted") as caught:
+    with pytest.raises(RegistryTlsError, match="not trusted") as caught:
         resolve(connect(registries.tls), f"{registries.tls.address}/team/app:oci")
     assert not caught.value.retryable and "REQUESTS_CA_BUNDLE" in (caught.value.remedy or "")
 
@@ -98,7 +98,7 @@ def test_any_usual_variable_may_name_the_ca_bundle(
 def test_plain_http_needs_insecure(registries: Registries, connect: Any) -> None:
     reference = f"{registries.open.address}/team/app:oci"
     for conn_id in (None, connect(registries.open, extra={})):
-        with pytest.raises(RegistryUnavailableError, match="no TLS connection") as caught:
+        with pytest.raises(RegistryTlsError, match="no TLS connection") as caught:
             resolve(conn_id, reference)
         assert "insecure" in (caught.value.remedy or "") and not caught.value.retryable
 
@@ -200,7 +200,7 @@ def test_manifest_gives_the_bytes_and_head_notices_a_move(registries: Registries
             assert not hook.head(moving, states[-1]).changed
 
 
-@pytest.mark.parametrize(("setup", "host"), [("open", None), ("basic", None), ("bearer", "127.0.0.1")])
+@pytest.mark.parametrize(("setup", "host"), [("open", None), ("basic", None), ("bearer", "localhost")])
 def test_the_host_of_the_token_service_is_told(
     registries: Registries, connect: Any, setup: str, host: str | None
 ) -> None:

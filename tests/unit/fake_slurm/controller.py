@@ -34,10 +34,14 @@ class FakeSlurm:
 
     @staticmethod
     def _executable(path: Path, body: str) -> None:
-        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.write_text(f"#!/bin/bash -p\n{body}\n")
         path.chmod(0o755)
 
     # --- the controller
+
+    def login_tool(self, name: str, body: str) -> None:
+        """Put a program before the system's on the login node's PATH."""
+        self._executable(self.bin / name, body)
 
     def next_answer(self, command: str, times: int = 1, **answer: Any) -> None:
         """Script the next answers of a command (``rc``, ``out``, ``err``, ``effect``)."""
@@ -66,6 +70,10 @@ class FakeSlurm:
         """A job that was not submitted through the fake."""
         job = {"id": job_id, "name": name, "options": {}, "state": "RUNNING", "reason": "None", "exit": "0:0"}
         self._state.save({**job, "in_queue": True, "accounted": False, "submit": "2024-05-01T10:00:00", **values})
+
+    def submit(self, script: Path) -> int:
+        """Submit a script by hand, behind the back of Airflow."""
+        return int(commands.sbatch(self._state, [str(script)])[1])
 
     # --- the node
 

@@ -180,7 +180,7 @@ def test_a_hostile_image_is_recognised_with_every_awk(cluster: LocalCluster, awk
         ("exit 90", "no_python"),
         ("exit 91", "inspection_failed"),
         ("exit 92", "inspection_failed"),
-        ("exit 124", "inspection_timeout"),
+        ("kill -KILL $$", "inspection_failed"),
         ("exit 1", "start_failed"),
         ("true", "inspection_failed"),
         ('ln -s /etc/hostname "${out}/facts.json"', "inspection_failed"),

@@ -14,7 +14,7 @@ from tests.unit.fake_slurm.login import LocalCluster, Outcome, import_request, i
 
 LAYER = "b" * 64
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BASH_OWN = {"PWD", "SHLVL", "_"}
+BASH_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}
 FIXED = {"PATH", "HOME", "USER", "LOGNAME", "LC_ALL", "TMPDIR"}
 SLURM = {
     *("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME"),

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job must never do, whatever happens to it: act on changed files, run twice, outlive its end, keep secrets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_slurm_images.core.errors import IntegrityError
+from airflow_slurm_images.core.plan import PACKAGE_FILES
+from tests.unit.fake_slurm.login import CREDENTIALS, LocalCluster, Outcome, import_request, secrets_in
+
+STAGED = (*PACKAGE_FILES, "plan.json", "package.sha256", "staged.sha256", "job.sbatch")
+TAMPERED, SUPERSEDED = 71, 72
+
+
+def until(what: Callable[[], object], seconds: float = 10) -> None:
+    """Wait for something that other processes do."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines and directories of the processes that mention a path."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            place = os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if text in line or text in place:
+            found.append(line)
+    return found
+
+
+# --- changed files
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_one_changed_bit_stops_the_job_before_enroot(cluster: LocalCluster, name: str) -> None:
+    plan, job_id = cluster.submit(import_request("client"), CREDENTIALS)
+    directory = Path(plan.attempt_directory)
+    flip(directory / name)
+    done = Outcome(plan, job_id, cluster.slurm.run(job_id))
+    assert done.status == TAMPERED, done.output
+    assert done.record.exit_status == TAMPERED
+    assert cluster.slurm.enroot_calls() == []
+    assert secrets_in(directory) == []
+
+
+@pytest.mark.parametrize("name", ["enroot.rc", "job.sbatch", "staged.sha256"])
+def test_one_changed_bit_stops_the_submission(cluster: LocalCluster, name: str) -> None:
+    plan, staged = cluster.stage(import_request("client"))
+    flip(Path(plan.attempt_directory) / name)
+    with pytest.raises(IntegrityError, match="nothing was submitted"):
+        cluster.hook.submit(plan, staged)
+    assert cluster.slurm.calls("sbatch") == []
+
+
+# --- one job an attempt
+
+
+def test_a_second_job_of_an_attempt_is_superseded_and_changes_nothing(cluster: LocalCluster) -> None:
+    plan, staged = cluster.stage(import_request(), CREDENTIALS)
+    first, second = (cluster.hook.submit(plan, staged).job for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert cluster.slurm.run(first.job_id) == 0
+    record = (Path(plan.attempt_directory) / "completion.json").read_bytes()
+    done = Outcome(plan, second.job_id, cluster.slurm.run(second.job_id))
+    assert done.status == SUPERSEDED
+    assert "superseded" in done.output
+    assert (done.directory / "completion.json").read_bytes() == record
+    assert len(cluster.slurm.enroot_calls("import")) == 1
+
+
+def test_a_job_beside_the_running_one_leaves_its_login_alone(cluster: LocalCluster) -> None:
+    plan, staged = cluster.stage(import_request(), CREDENTIALS)
+    first, second = (cluster.hook.submit(plan, staged).job for _ in range(2))
+    assert first is not None
+    assert second is not None
+    gate = cluster.slurm.enroot / "go"
+    cluster.slurm.enroot_does("import", 'until [[ -e "${here}/go" ]]; do :; done\ncp "${here}/image.sqsh" "${output}"')
+    running = cluster.slurm.start(first.job_id)
+    until(lambda: cluster.slurm.enroot_calls("import"))
+    assert cluster.slurm.run(second.job_id) == SUPERSEDED
+    assert secrets_in(Path(plan.attempt_directory))
+    assert not (Path(plan.attempt_directory) / "completion.json").exists()
+    gate.touch()
+    assert running.wait(20) == 0
+
+
+def test_the_same_job_restarted_by_slurm_starts_over(cluster: LocalCluster) -> None:
+    cluster.slurm.enroot_does("import", "exit 1")
+    done = cluster.run(import_request())
+    assert done.record.exit_status == 78
+    cluster.slurm.enroot_does("import", 'cp "${here}/image.sqsh" "${output}"')
+    again = Outcome(done.plan, done.job_id, cluster.slurm.run(done.job_id, restarts=1))
+    assert again.status == 0, again.output
+    assert again.record.restart_count == 1
+    assert again.record.exit_status == 0
+
+
+def test_a_restart_count_that_did_not_grow_is_no_restart(cluster: LocalCluster) -> None:
+    done = cluster.run(import_request())
+    assert cluster.slurm.run(done.job_id) == SUPERSEDED
+
+
+def test_an_attempt_that_cannot_be_claimed_says_why(cluster: LocalCluster) -> None:
+    plan, job_id = cluster.submit(import_request())
+    (Path(plan.attempt_directory) / "claim").write_text("")  # as good as a full disk: mkdir fails
+    done = Outcome(plan, job_id, cluster.slurm.run(job_id))
+    assert done.status == 70
+    assert "cannot claim" in done.output
+    assert done.record.exit_status == 70
+
+
+# --- ends from outside
+
+BUSY = """
+echo TOP-SECRET > "${ENROOT_CACHE_PATH}/.tokens.1000"
+echo data > "${ENROOT_TEMP_PATH}/layer"
+setsid sleep 1000 &
+echo ready
+sleep 1000
+"""
+
+
+def busy(cluster: LocalCluster) -> tuple[subprocess.Popen[bytes], Outcome]:
+    """A job in the middle of its import, with a helper in a session of its own."""
+    cluster.slurm.enroot_does("import", BUSY)
+    plan, job_id = cluster.submit(import_request(), CREDENTIALS)
+    process = cluster.slurm.start(job_id)
+    done = Outcome(plan, job_id, 0)
+    until(lambda: "ready" in done.output)
+    assert secrets_in(done.directory)
+    assert cluster.slurm.leftovers()
+    return process, done
+
+
+def test_sigterm_leaves_a_record_and_nothing_else(cluster: LocalCluster) -> None:
+    process, done = busy(cluster)
+    process.terminate()
+    assert process.wait(20) == 143
+    assert (done.record.exit_status, done.record.phase) == (143, "import")
+    assert cluster.slurm.leftovers() == []
+    assert secrets_in(done.directory) == []
+    assert processes_with(str(cluster.slurm.root)) == []
+
+
+def test_a_batch_shell_killed_alone_leaves_nothing_for_longer_than_five_seconds(cluster: LocalCluster) -> None:
+    process, done = busy(cluster)
+    process.kill()
+    process.wait(5)
+    until(lambda: not cluster.slurm.leftovers() and not processes_with(str(cluster.slurm.root)), 5)
+    assert secrets_in(done.directory) == []
+    assert not (done.directory / "completion.json").exists()
+
+
+def test_a_batch_shell_killed_while_it_hashes_leaves_nothing_either(cluster: LocalCluster) -> None:
+    cluster.slurm.tool(
+        "openssl", '[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || { touch "${0%/*}/hashing"; sleep 1000; }'
+    )
+    plan, job_id = cluster.submit(import_request())
+    process = cluster.slurm.start(job_id)
+    until((cluster.slurm.enroot / "hashing").exists)
+    process.send_signal(signal.SIGKILL)
+    process.wait(5)
+    until(lambda: not cluster.slurm.leftovers() and not processes_with(str(cluster.slurm.root)), 5)
+
+
+@pytest.mark.parametrize("script", ['cp "${here}/image.sqsh" "${output}"', "exit 1"], ids=["good", "bad"])
+def test_the_login_is_removed_however_the_import_ends(cluster: LocalCluster, script: str) -> None:
+    cluster.slurm.enroot_does(
+        "import",
+        f"""cp "${{ENROOT_CONFIG_PATH}}/.credentials" "${{here}}/seen"
+        stat -c %a "${{ENROOT_CONFIG_PATH}}/.credentials" "${{ENROOT_CONFIG_PATH}}" > "${{here}}/modes"
+        echo TOP-SECRET > "${{ENROOT_CACHE_PATH}}/.tokens.1000"
+        {script}""",
+    )
+    plan, job_id = cluster.submit(import_request(), CREDENTIALS)
+    cluster.slurm.run(job_id)
+    assert (cluster.slurm.enroot / "seen").read_bytes() == CREDENTIALS
+    assert (cluster.slurm.enroot / "modes").read_text().split() == ["600", "700"]
+    assert secrets_in(cluster.workspace) == []
+    assert not (Path(plan.attempt_directory) / "enroot-config").exists()
+    # Neither what Slurm shows of the job nor what a process list shows may hold it.
+    assert secrets_in(cluster.slurm.root / "slurm") == []
+
+
+# --- output
+
+
+def test_a_talkative_tool_cannot_fill_the_disk_nor_stop_the_job(cluster: LocalCluster) -> None:
+    cluster.slurm.enroot_does("import", 'yes | head -c 50000000\necho end >&2\ncp "${here}/image.sqsh" "${output}"')
+    done = cluster.run(import_request())
+    assert done.status == 0
+    assert (done.directory / "enroot.log").stat().st_size == 8 * 2**20
+    assert (done.directory / "slurm.out").stat().st_size < 9 * 2**20
+
+
+def test_a_log_that_cannot_be_written_does_not_break_the_import(cluster: LocalCluster) -> None:
+    plan, job_id = cluster.submit(import_request())
+    (Path(plan.attempt_directory) / "enroot.log").mkdir()  # as good as a full disk: it cannot be written
+    cluster.slurm.enroot_does("import", 'yes | head -c 1000000 || exit 9\ncp "${here}/image.sqsh" "${output}"')
+    done = Outcome(plan, job_id, cluster.slurm.run(job_id))
+    assert done.status == 0, done.output
+
+
+def test_scratch_that_cannot_be_made_is_named(cluster: LocalCluster) -> None:
+    plan, job_id = cluster.submit(import_request())
+    shutil.rmtree(cluster.slurm.scratch)
+    done = Outcome(plan, job_id, cluster.slurm.run(job_id))
+    assert done.status == 89
+    assert str(cluster.slurm.scratch) in done.output

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submitting: what sbatch gets, what it answers, and what noise around the answer must not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_slurm_images.core.errors import InvalidRequestError
+from airflow_slurm_images.core.remote import TruncatedAnswerError
+from airflow_slurm_images.core.slurm import SubmittedJob
+from airflow_slurm_images.hooks import ssh_exchange
+from tests.unit.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+def test_inherited_slurm_variables_never_reach_sbatch(cluster: LocalCluster) -> None:
+    cluster.login_environment |= {
+        "SBATCH_MEM_PER_NODE": "100M",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SQUEUE_FORMAT": "%i",
+        "SACCT_FORMAT": "JobID",
+        "SCANCEL_NAME": "x",
+        "SCONTROL_ALL": "1",
+        "PMIX_RANK": "0",
+        "SLURM_CONF": "/etc/other/slurm.conf",
+    }
+    cluster.profile |= {"memory": "32G", "cpus_per_task": 8}
+    cluster.hook = cluster.new_hook()
+    _, job_id = cluster.submit(import_request())
+    (call,) = cluster.slurm.calls("sbatch")
+    unwanted = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_", "PMIX_")
+    assert [name for name in call["env"] if name.startswith(unwanted)] == ["SLURM_CONF"]
+    assert call["args"] == ["--parsable", "--export=NIL", "--no-requeue", "job.sbatch"]
+    options = cluster.slurm.job(job_id)["options"]
+    assert (options["mem"], options["cpus-per-task"]) == ("32G", "8")
+
+
+def test_the_profiles_slurm_conf_and_cluster_are_used_by_every_command(cluster: LocalCluster) -> None:
+    cluster.profile |= {"slurm_conf": "/etc/north/slurm.conf", "cluster": "north"}
+    cluster.hook = cluster.new_hook()
+    cluster.submit(import_request())
+    cluster.hook.cancel(101, "asi-" + RUN_KEY)
+    for command in ("sbatch", "squeue", "scancel"):
+        for call in cluster.slurm.calls(command):
+            assert call["env"]["SLURM_CONF"] == "/etc/north/slurm.conf"
+            assert call["args"][:2] == ["-M", "north"]
+
+
+@pytest.mark.parametrize(
+    ("output", "job"),
+    [
+        ("75\n", SubmittedJob(75, None)),
+        ("75;alpha\n", SubmittedJob(75, "alpha")),
+        ("75;\n", SubmittedJob(75, None)),
+        ("75;alpha\r\n", SubmittedJob(75, "alpha")),
+        ("Submitted batch job 481 on cluster north\n", SubmittedJob(481, "north")),
+    ],
+)
+def test_every_form_of_sbatchs_answer_is_read(cluster: LocalCluster, output: str, job: SubmittedJob) -> None:
+    cluster.slurm.next_answer("sbatch", rc=0, out=output)
+    plan, staged = cluster.stage(import_request())
+    assert cluster.hook.submit(plan, staged).job == job
+    # The attempt directory knows it too, for a worker that dies right now.
+    (attempt,) = cluster.hook.prepare(RUN_KEY).attempts
+    assert attempt.submitted == job
+    assert attempt.submitted_at is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"rc": 0, "out": "sbatch: hello\n"}, "hello"),
+        ({"rc": 1, "err": TIMED_OUT}, "Socket timed out"),
+        ({"rc": 1, "err": "sbatch: error: Unable to contact slurm controller (connect failure)"}, "Unable to contact"),
+        ({"rc": 1, "err": "sbatch: error: Protocol authentication error"}, "authentication"),
+        ({"rc": 124}, "124"),
+        ({"rc": 137}, "137"),
+        ({"rc": 1}, "no message"),
+    ],
+)
+def test_an_unclear_answer_is_doubt_and_no_job(cluster: LocalCluster, answer: dict[str, object], words: str) -> None:
+    cluster.slurm.next_answer("sbatch", **answer)
+    plan, staged = cluster.stage(import_request())
+    submitted = cluster.hook.submit(plan, staged)
+    assert submitted.job is None
+    assert words in (submitted.doubt or "")
+
+
+@pytest.mark.parametrize(
+    ("rc", "errors"),
+    [
+        (1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"),
+        (1, "sbatch: error: invalid partition specified: gone"),
+        (1, "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)"),
+        (127, "timeout: failed to run command 'sbatch': No such file or directory"),
+    ],
+)
+def test_a_refusal_is_final_and_shows_slurms_words(cluster: LocalCluster, rc: int, errors: str) -> None:
+    cluster.slurm.next_answer("sbatch", rc=rc, err=errors)
+    plan, staged = cluster.stage(import_request())
+    with pytest.raises(InvalidRequestError) as caught:
+        cluster.hook.submit(plan, staged)
+    assert errors in caught.value.message
+
+
+# --- noise
+
+
+def test_what_login_scripts_print_is_never_read(cluster: LocalCluster) -> None:
+    cluster.before = b"Welcome!\nJob 99999 done\nSubmitted batch job 99999\nasi-00 begin\nasi-00 sbatch.out OTk5OTk=\n"
+    cluster.after = b"\nbye\n99999\n"
+    _, job_id = cluster.submit(import_request())
+    assert job_id == 101
+
+
+def test_every_command_is_the_same_plain_one(cluster: LocalCluster) -> None:
+    cluster.submit(import_request())
+    assert set(cluster.commands) == {"/bin/bash -p -s"}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_an_answer_without_its_end_is_truncated_and_may_be_retried(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    whole = ssh_exchange.exchange
+
+    def cut(*args: object) -> bytes:
+        answer = whole(*args)  # type: ignore[arg-type]
+        return answer[: int(len(answer) * share)]
+
+    monkeypatch.setattr(ssh_exchange, "exchange", cut)
+    with pytest.raises(TruncatedAnswerError) as caught:
+        cluster.hook.prepare(RUN_KEY)
+    assert caught.value.retryable
+
+
+def test_startup_files_of_the_account_do_not_run(cluster: LocalCluster, tmp_path: Path) -> None:
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"touch {tmp_path}/sprung\n")
+    cluster.login_environment |= {
+        "BASH_ENV": str(trap),
+        "ENV": str(trap),
+        "BASH_FUNC_base64%%": "() { touch sprung; }",
+        "BASH_FUNC_timeout%%": "() { touch sprung; }",
+    }
+    cluster.submit(import_request())
+    assert not (tmp_path / "sprung").exists()

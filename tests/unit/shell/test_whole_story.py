@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifecycle from begin to publication on the fake cluster: every shell file and parser, no stand-ins between."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_slurm_images import lifecycle
+from airflow_slurm_images.core.decide import Limits
+from airflow_slurm_images.core.errors import (
+    ClusterUnavailableError,
+    IntegrityError,
+    JobFailedError,
+    SubmissionUnknownError,
+)
+from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
+from airflow_slurm_images.lifecycle import Lifecycle, Work
+from tests.unit.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+LOG = logging.getLogger("tests.story")
+
+
+class Story:
+    """A lifecycle whose time passes by sleeping only; ``meanwhile`` is called at every sleep."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.now = 0.0
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.handles: list[JobHandle] = []
+        self.lifecycle = Lifecycle(
+            cluster.hook, LOG, sleep=self._sleep, clock=lambda: self.now, started=self.handles.append
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 0.1)
+        self.meanwhile()
+
+    def work(
+        self, request: ImportRequest | InspectRequest | None = None, *, retry: bool = False, generation: int = 1
+    ) -> Work:
+        return Work(request or import_request("client"), RUN_KEY, generation, retry, "lab", {})
+
+    def run_jobs(self) -> None:
+        """Start every pending job, as a cluster with room does."""
+        for job in self.cluster.slurm.jobs():
+            if job["state"] == "PENDING":
+                self.cluster.slurm.run(job["id"])
+
+    def wait(self, handle: JobHandle, **limits: float) -> None:
+        self.lifecycle.wait(handle, Limits(**limits), 30, "try1")
+
+
+@pytest.fixture
+def story(cluster: LocalCluster) -> Story:
+    made = Story(cluster)
+    made.meanwhile = made.run_jobs
+    return made
+
+
+def test_an_import_ends_with_an_alias_and_its_record(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    handle = story.lifecycle.begin(story.work())
+    assert story.handles == [handle]
+    story.wait(handle)
+    record = story.lifecycle.finish(handle)
+    alias = story.cluster.workspace / "aliases/tool.sqsh"
+    assert alias.resolve() == Path(record.sqsh.path)
+    assert record.sqsh.alias_path == str(alias)
+    assert record.inspection.sqsh_sha256 == record.sqsh.sha256
+    published = json.loads((story.cluster.workspace / "aliases/tool.json").read_bytes())
+    assert published["sqsh"]["sha256"] == record.sqsh.sha256
+    assert record.source is not None
+    assert record.source.oci_digest == "sha256:" + "a" * 64
+    phases = [message for message in caplog.messages if message.startswith("asi: phase import")]
+    assert len(phases) == 1  # each phase once
+
+
+def test_a_lost_answer_of_sbatch_ends_with_one_job_adopted(story: Story) -> None:
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT, effect=True)
+    handle = story.lifecycle.begin(story.work())
+    story.wait(handle)
+    story.lifecycle.finish(handle)
+    assert [job["id"] for job in story.cluster.slurm.jobs()] == [handle.job_id]
+    assert len(story.cluster.slurm.calls("sbatch")) == 1
+
+
+def test_a_submission_that_did_not_happen_is_made_once_more(story: Story) -> None:
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
+    handle = story.lifecycle.begin(story.work())
+    assert story.now >= lifecycle.LOOK_UP_SECONDS
+    assert len(story.cluster.slurm.calls("sbatch")) == 2
+    assert [job["id"] for job in story.cluster.slurm.jobs()] == [handle.job_id]
+
+
+def test_a_submission_that_stays_in_doubt_is_left_alone_and_told(story: Story) -> None:
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
+    with pytest.raises(SubmissionUnknownError) as caught:
+        story.lifecycle.begin(story.work())
+    assert f"squeue --states=all --name=asi-{RUN_KEY}" in (caught.value.remedy or "")
+    assert Path(caught.value.details["run_directory"], "plan.json").exists()
+
+
+def test_an_ended_job_of_a_lost_answer_long_ago_is_not_taken_for_the_new_one(story: Story) -> None:
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT, effect=True)
+    first = story.lifecycle.begin(story.work())
+    Path(first.run_directory, "job_id").unlink(missing_ok=True)
+    story.cluster.slurm.change(first.job_id, state="CANCELLED")
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
+    second = story.lifecycle.begin(story.work(generation=2))
+    assert second.job_id != first.job_id
+
+
+def test_a_running_job_is_adopted_by_the_next_try(story: Story) -> None:
+    first = story.lifecycle.begin(story.work())
+    again = story.lifecycle.begin(story.work(retry=True))
+    assert (again.job_id, again.attempt, again.token) == (first.job_id, first.attempt, first.token)
+    story.wait(again)
+    assert story.lifecycle.finish(again).job.job_id == first.job_id
+    assert len(story.cluster.slurm.jobs()) == 1
+
+
+def test_a_finished_attempt_is_collected_by_a_retry_and_not_by_a_cleared_task(story: Story) -> None:
+    first = story.lifecycle.begin(story.work())
+    story.wait(first)
+    assert story.lifecycle.begin(story.work(retry=True)).attempt == first.attempt
+    assert len(story.cluster.slurm.jobs()) == 1
+    assert story.lifecycle.begin(story.work(generation=2)).attempt != first.attempt
+    assert len(story.cluster.slurm.jobs()) == 2
+
+
+def test_a_job_of_another_request_is_cancelled_and_gone_before_the_new_one(story: Story) -> None:
+    first = story.lifecycle.begin(story.work())
+    second = story.lifecycle.begin(story.work(import_request("generic"), retry=True))
+    assert second.job_id != first.job_id
+    assert story.cluster.slurm.job(first.job_id)["state"] == "CANCELLED"
+    assert story.cluster.slurm.run(first.job_id) == 72
+    story.wait(second)
+    assert story.lifecycle.finish(second).inspection.inspection.kind == "generic"
+
+
+def test_a_queue_that_cannot_be_read_submits_nothing(story: Story) -> None:
+    story.cluster.slurm.next_answer("squeue", rc=1, err="slurm_load_jobs error: Unable to contact slurm controller")
+    with pytest.raises(ClusterUnavailableError, match="nothing was submitted|queue cannot be read"):
+        story.lifecycle.begin(story.work())
+    assert story.cluster.slurm.calls("sbatch") == []
+
+
+def test_a_failed_job_tells_phase_reason_output_and_place(story: Story) -> None:
+    line = "[ERROR] URL https://reg.example/v2/acme/tool/manifests/x returned error code: 429"
+    story.cluster.slurm.enroot_does("import", f'echo "{line}" >&2\nexit 1')
+    handle = story.lifecycle.begin(story.work())
+    with pytest.raises(Exception, match="limits the rate") as caught:
+        story.wait(handle)
+    text = str(caught.value)
+    for words in ("phase import", "429", handle.run_directory, "n1", "What to do"):
+        assert words in text
+    assert story.cluster.slurm.calls("scancel") == []
+
+
+def test_an_outage_is_warned_about_and_survived(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    handle = story.lifecycle.begin(story.work())
+    story.meanwhile = lambda: None
+    polls = 0
+
+    def look_again() -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 6:
+            story.cluster.slurm.change(handle.job_id, state="RUNNING")
+        if polls == 7:
+            story.cluster.slurm.run(handle.job_id)
+
+    story.cluster.slurm.next_answer("squeue", 5, rc=1, err="Unable to contact slurm controller (connect failure)")
+    story.meanwhile = look_again
+    story.wait(handle)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([text for text in warnings if "poll failed" in text]) == 5
+    assert story.cluster.slurm.calls("scancel") == []
+
+
+def test_a_duplicate_that_claimed_the_attempt_is_followed(story: Story) -> None:
+    story.meanwhile = lambda: None
+    handle = story.lifecycle.begin(story.work())
+    plan_directory = Path(handle.run_directory)
+    duplicate = story.cluster.slurm.submit(plan_directory / "job.sbatch")
+    assert story.cluster.slurm.run(duplicate) == 0
+    assert story.cluster.slurm.run(handle.job_id) == 72
+    story.wait(handle)
+    assert story.lifecycle.finish(handle).job.job_id == duplicate
+
+
+def test_a_pending_timeout_cancels_the_job_and_sees_it_gone(story: Story) -> None:
+    story.meanwhile = lambda: None
+    handle = story.lifecycle.begin(story.work())
+    with pytest.raises(JobFailedError, match="pending_timeout"):
+        story.wait(handle, pending_timeout=600)
+    assert story.cluster.slurm.job(handle.job_id)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("name", ["plan.json", "completion.json", "output/facts.json"])
+def test_records_changed_after_the_job_are_not_published(story: Story, name: str) -> None:
+    handle = story.lifecycle.begin(story.work())
+    story.wait(handle)
+    path = Path(handle.run_directory, name)
+    path.write_text(path.read_text().replace('"', "'", 1))
+    with pytest.raises((IntegrityError, JobFailedError)):
+        story.lifecycle.finish(handle)
+    assert not (story.cluster.workspace / "aliases/tool.sqsh").exists()

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First contact with a workspace: made with explicit modes, refused when it is not ours."""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_slurm_images.core.errors import ConflictError, InvalidRequestError, SlurmImagesError
+from tests.unit.fake_slurm.login import CREDENTIALS, RUN_KEY, LocalCluster, import_request, secrets_in
+
+
+def refusal(cluster: LocalCluster) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        cluster.hook.prepare(RUN_KEY)
+    assert caught.value.remedy
+    assert cluster.slurm.calls("squeue") == []
+    return caught.value.message
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_directories_get_their_modes_whatever_the_umask(cluster: LocalCluster, umask: int) -> None:
+    cluster.umask = umask
+    plan, _ = cluster.stage(import_request(), CREDENTIALS)
+    modes = {
+        str(path.relative_to(cluster.workspace)): stat.S_IMODE(path.stat().st_mode)
+        for path in cluster.workspace.rglob("*")
+    }
+    assert {"store/sha256", "aliases", f"users/{plan.login}/cache"} <= set(modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
+    directory = Path(plan.attempt_directory)
+    assert stat.S_IMODE((directory / "enroot-config/.credentials").stat().st_mode) == 0o600
+
+
+def test_the_root_may_be_a_link_and_is_resolved_once(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(cluster.workspace)
+    cluster.profile["workspace_root"] = str(tmp_path / "link")
+    cluster.hook = cluster.new_hook()
+    assert cluster.hook.prepare(RUN_KEY).workspace == str(cluster.workspace)
+
+
+def test_a_resolved_root_that_enroot_cannot_mount_is_an_invalid_request(cluster: LocalCluster, tmp_path: Path) -> None:
+    strange = tmp_path / "my workspace"
+    strange.mkdir()
+    (tmp_path / "link").symlink_to(strange)
+    cluster.profile["workspace_root"] = str(tmp_path / "link")
+    cluster.hook = cluster.new_hook()
+    with pytest.raises(InvalidRequestError, match="workspace"):
+        cluster.stage(import_request())
+
+
+@pytest.mark.parametrize("name", ["store", "store/sha256", "aliases", "users", "users/{login}", "users/{login}/runs"])
+def test_a_link_below_the_root_is_refused(cluster: LocalCluster, tmp_path: Path, name: str) -> None:
+    login = cluster.hook.prepare(RUN_KEY).login
+    path = cluster.workspace / name.format(login=login)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidRequestError, match=r"symbolic link") as caught:
+        cluster.hook.prepare(RUN_KEY)
+    assert str(path) in caught.value.message
+
+
+def test_a_link_in_place_of_the_run_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    state = cluster.hook.prepare(RUN_KEY)
+    (cluster.workspace / f"users/{state.login}/runs/{RUN_KEY}").symlink_to(tmp_path)
+    with pytest.raises(InvalidRequestError, match="symbolic link"):
+        cluster.hook.prepare(RUN_KEY)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "does not exist": lambda root: root.rename(root.with_name("gone")),
+    "world-writable": lambda root: root.chmod(0o777),
+    "is not a directory": lambda root: (root / "store").write_text(""),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGE)
+def test_a_root_that_cannot_be_used_is_refused_with_the_reason(cluster: LocalCluster, words: str) -> None:
+    DAMAGE[words](cluster.workspace)
+    assert words in refusal(cluster)
+
+
+def test_a_world_writable_directory_below_the_root_is_refused(cluster: LocalCluster) -> None:
+    (cluster.workspace / "store").mkdir()
+    (cluster.workspace / "store").chmod(0o777)
+    assert "world-writable" in refusal(cluster)
+
+
+def test_a_directory_of_somebody_else_is_refused(cluster: LocalCluster) -> None:
+    # Who we are is what `id` says; with another answer all that exists belongs to somebody else.
+    (cluster.workspace / "store").mkdir()
+    foreign = '[[ "$*" != -un ]] || { echo somebody; exit; }\nexec /usr/bin/id "$@"'
+    cluster.slurm.login_tool("id", foreign)
+    assert "belongs to" in refusal(cluster)
+
+
+def test_a_group_we_are_not_in_is_refused(cluster: LocalCluster) -> None:
+    cluster.profile["group"] = "no-such-group-here"
+    cluster.hook = cluster.new_hook()
+    assert "not a member" in refusal(cluster)
+
+
+def test_with_a_group_store_and_aliases_are_shared_and_runs_are_not(cluster: LocalCluster) -> None:
+    cluster.profile["group"] = grp.getgrgid(os.getegid()).gr_name
+    cluster.hook = cluster.new_hook()
+    login = cluster.hook.prepare(RUN_KEY).login
+    modes = {
+        name: oct(stat.S_IMODE((cluster.workspace / name).stat().st_mode))
+        for name in ("store", "store/sha256", "aliases", f"users/{login}", f"users/{login}/runs")
+    }
+    assert modes.pop(f"users/{login}")[-3:] == modes.pop(f"users/{login}/runs")[-3:] == "700"  # setgid may come along
+    assert modes == {"store": "0o3770", "store/sha256": "0o3770", "aliases": "0o2770"}
+
+
+# --- staging
+
+
+def test_staged_files_arrive_as_they_were_sent(cluster: LocalCluster) -> None:
+    plan, _ = cluster.stage(import_request("client"), CREDENTIALS)
+    directory = Path(plan.attempt_directory)
+    assert (directory / "enroot-config/.credentials").read_bytes() == CREDENTIALS
+    assert (directory / "plan.json").read_text() == plan.to_json()
+    assert [path.name for path in (directory / "generations").iterdir()] == ["1"]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_broken_transfer_is_noticed_before_anything_is_submitted(cluster: LocalCluster) -> None:
+    cluster.cut = 20_000
+    with pytest.raises(SlurmImagesError, match="staged file|did not arrive whole"):
+        cluster.stage(import_request())
+    assert cluster.slurm.calls("sbatch") == []
+
+
+def test_a_new_attempt_fences_older_ones_and_takes_their_login(cluster: LocalCluster) -> None:
+    older, job_id = cluster.submit(import_request(), CREDENTIALS)
+    cluster.stage(import_request())
+    assert secrets_in(cluster.workspace) == []
+    assert cluster.slurm.run(job_id) == 72
+    assert not (Path(older.attempt_directory) / "completion.json").exists()
+    state = cluster.hook.prepare(RUN_KEY)
+    assert {item.name: item.fenced for item in state.attempts}[older.attempt]
+
+
+def test_an_attempt_directory_is_never_used_twice(cluster: LocalCluster) -> None:
+    plan, _ = cluster.stage(import_request())
+    with pytest.raises(ConflictError):
+        cluster.hook.stage(plan)
