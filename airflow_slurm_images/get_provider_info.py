@@ -41,6 +41,14 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "connection-types": [connection_type(), registry_connection_type()],
+        "asset-uris": [
+            {
+                "schemes": ["sqsh"],
+                "handler": "airflow_slurm_images.assets.sanitize_uri",
+                "factory": "airflow_slurm_images.assets.create_asset",
+                "to_openlineage_converter": "airflow_slurm_images.assets.convert_asset_to_openlineage",
+            }
+        ],
         "config": {
             "slurm_images": {
                 "description": "Settings of the Slurm images provider.",

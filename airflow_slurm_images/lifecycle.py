@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from airflow_slurm_images.core import image_record, job_script, reports, run_state
+from airflow_slurm_images import reuse
+from airflow_slurm_images.core import catalog, image_record, job_script, reports, run_state
+from airflow_slurm_images.core.catalog import StoreFacts
 from airflow_slurm_images.core.decide import CompletionInvalid, Limits, Verdict
 from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
@@ -23,7 +25,7 @@ from airflow_slurm_images.core.errors import (
     SubmissionUnknownError,
 )
 from airflow_slurm_images.core.observation import Observation, Watch, read_completion
-from airflow_slurm_images.core.plan import LifecyclePlan, job_name, request_digest
+from airflow_slurm_images.core.plan import ExistingFile, LifecyclePlan, job_name, request_digest
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.records import CompletionRecord, ImageRecord, JobHandle
 from airflow_slurm_images.core.remote import RemoteResult
@@ -32,6 +34,7 @@ from airflow_slurm_images.core.run_state import Attempt, RunState
 from airflow_slurm_images.core.slurm import QueueAnswer, SubmittedJob
 from airflow_slurm_images.core.submission import Publication, SubmitAnswer
 from airflow_slurm_images.core.watch import JobWatch, Line
+from airflow_slurm_images.reuse import IfPresent
 
 LOOK_UP_SECONDS = 90.0
 """How long a job of a doubtful submission is looked up by name, each time."""
@@ -52,7 +55,7 @@ class Cluster(Protocol):
 
     @property
     def profile(self) -> ClusterProfile: ...
-    def prepare(self, run_key: str) -> RunState: ...
+    def prepare(self, run_key: str, source_digest: str = "") -> RunState: ...
     def stage(self, plan: LifecyclePlan, credentials: bytes | None = None) -> str: ...
     def submit(self, plan: LifecyclePlan, staged_sha256: str) -> SubmitAnswer: ...
     def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None: ...
@@ -75,8 +78,17 @@ class Work:
     slurm_conn_id: str
     overrides: Mapping[str, Any]
     on_conflict: Literal["replace", "fail"] = "replace"
+    if_present: IfPresent = "skip"
     credentials: Callable[[], bytes] | None = None
     """Makes the login to stage (a netrc), asked only when a new attempt is staged; None: the account's own."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of a work: its image record, and whether the alias means something else than before."""
+
+    record: ImageRecord
+    moved: bool
 
 
 class Lifecycle:
@@ -99,14 +111,17 @@ class Lifecycle:
 
     # --- prepare, stage, submit
 
-    def begin(self, work: Work) -> JobHandle:
-        """Adopt, collect or submit; afterwards there is exactly one job (or a finished attempt) to follow.
+    def begin(self, work: Work) -> JobHandle | Finished:
+        """Adopt, collect, reuse or submit; afterwards there is exactly one job (or a finished attempt) to follow.
+
+        :class:`Finished` where the store holds what was asked for already: no job ran.
 
         Raises InvalidRequestError before anything is submitted, ClusterUnavailableError when the cluster cannot
         tell what there is, SubmissionUnknownError when a submission stays in doubt.
         """
         profile = self._cluster.profile
-        state = self._cluster.prepare(work.run_key)
+        source = work.request.reference.digest if isinstance(work.request, ImportRequest) else ""
+        state = self._cluster.prepare(work.run_key, "" if work.if_present == "reimport" else source)
         if state.queue.status != "ok":
             raise ClusterUnavailableError(
                 f"The queue cannot be read, so it is not known whether a job of this task is running: "
@@ -120,7 +135,11 @@ class Lifecycle:
             self._cancel_and_wait(job_id, job_name(work.run_key), profile.cluster, attempt)
         if decision.attempt is not None and decision.attempt.plan is not None:
             return self._take_over(work, decision.attempt, decision.attempt.plan, decision.job_id)
-        return self._submit_new(work, profile, state)
+        found = reuse.find(state, work.request, profile, work.if_present)
+        if found.record is not None and found.facts is not None:
+            self._log.info("Unchanged: the store holds this image already, no job is needed")
+            return self._end(state.workspace, found.record, found.facts, work.on_conflict, profile)
+        return self._submit_new(work, profile, state, found.existing)
 
     def _take_over(self, work: Work, attempt: Attempt, plan: LifecyclePlan, job_id: int | None) -> JobHandle:
         known = job_id or attempt.claimed_by or (attempt.submitted.job_id if attempt.submitted else 0)
@@ -134,7 +153,9 @@ class Lifecycle:
             self._cluster.adopt(plan.attempt_directory, work.generation, known)
         return handle
 
-    def _submit_new(self, work: Work, profile: ClusterProfile, state: RunState) -> JobHandle:
+    def _submit_new(
+        self, work: Work, profile: ClusterProfile, state: RunState, existing: ExistingFile | None
+    ) -> JobHandle:
         plan = LifecyclePlan.build(
             run_key=work.run_key,
             attempt=secrets.token_hex(8),
@@ -145,6 +166,7 @@ class Lifecycle:
             workspace=state.workspace,
             login=state.login,
             package_files=job_script.package_checksums(),
+            existing=existing,
         )
         for line in reports.plan_lines(plan):
             self._log.info("%s", line)
@@ -178,7 +200,8 @@ class Lifecycle:
     def _look_up(self, plan: LifecyclePlan, before: Collection[int]) -> tuple[SubmittedJob, str] | None:
         """The job of ``plan`` in any state, or None when a whole period of good answers did not show it.
 
-        ``before`` are the jobs of this name that were there before the submission. Raises SubmissionUnknownError when the cluster does not answer.
+        ``before`` are the jobs of this name that were there before the submission. Raises SubmissionUnknownError
+        when the cluster does not answer.
         """
         deadline = self._clock() + LOOK_UP_SECONDS
         good = False
@@ -260,7 +283,7 @@ class Lifecycle:
 
     # --- collect, publish
 
-    def finish(self, handle: JobHandle) -> ImageRecord:
+    def finish(self, handle: JobHandle) -> Finished:
         """Read what the job left, validate it, move the alias, return the image record."""
         collected = self._cluster.collect(handle.run_directory)
         plan = LifecyclePlan.load(_required(collected, "plan", handle))
@@ -274,16 +297,26 @@ class Lifecycle:
             if name.startswith("static.")
         }
         record = image_record.assemble(plan, completion, collected.data("facts"), static)
-        if record.name is not None:
-            self._publish(handle, plan, record)
+        facts = image_record.store_facts(plan, completion, completion.sqsh) if completion.sqsh else None
+        return self._end(plan.workspace, record, facts, handle.on_conflict, plan.profile)
+
+    def _end(
+        self, workspace: str, record: ImageRecord, facts: StoreFacts | None, on_conflict: str, profile: ClusterProfile
+    ) -> Finished:
+        """Move the alias, if there is one, and say how it ended."""
+        moved = False
+        if record.name is not None and facts is not None:
+            payload = catalog.to_publish(record, facts)
+            variables = catalog.publication_variables(record, facts, payload, on_conflict=on_conflict)
+            variables["ASI_GROUP"] = profile.group or ""
+            published = self._cluster.publish(workspace, record.name, payload, variables)
+            moved = published.moved
+            self._log.info(
+                "Published %s (version %d%s)", published.alias_path, published.number, "" if moved else ", unchanged"
+            )
         for line in reports.summary_lines(record):
             self._log.info("%s", line)
-        return record
-
-    def _publish(self, handle: JobHandle, plan: LifecyclePlan, record: ImageRecord) -> None:
-        variables = image_record.publication_variables(plan, record, handle.on_conflict)
-        published = self._cluster.publish(plan.workspace, str(record.name), image_record.to_json(record), variables)
-        self._log.info("Published %s (version %d)", published.alias_path, published.number)
+        return Finished(record, moved)
 
     # --- cancel
 

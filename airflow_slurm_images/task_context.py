@@ -119,7 +119,7 @@ def seconds(name: str, value: Any) -> float | None:
     if hasattr(value, "total_seconds"):
         value = value.total_seconds()
     try:
-        number = float(value)
+        number = -1.0 if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = -1.0
     if not 0 < number < float("inf"):

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # some names are read by the job's other files
 # Everything that calls Enroot: import into a private place, start without anything of the site's or the image's
 # configuration, and the fall-backs between them.
 
@@ -6,11 +7,16 @@ ASI_WORK=''       # the .sqsh being worked on
 ASI_WORK_OWNED='' # set when the job made that file itself
 ASI_ENROOT=''     # version, X.Y.Z
 
+# asi::imports - does this run pull an image? Not where an earlier import left its file in the store.
+asi::imports() {
+    [[ "${ASI_OPERATION}" == import_oci && -z "${ASI_EXISTING_SHA256}" ]]
+}
+
 # asi::check_tools - what the work needs, before any byte is moved.
 asi::check_tools() {
     local tool=''
     local -a tools=(enroot unsquashfs setsid setpriv timeout stat od awk)
-    if [[ "${ASI_OPERATION}" == import_oci ]]; then
+    if asi::imports; then
         tools+=(curl jq)
     fi
     for tool in "${tools[@]}"; do
@@ -19,7 +25,7 @@ asi::check_tools() {
     done
     ASI_ENROOT="$(asi::away_from_home enroot version 2> /dev/null)" || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
     asi::log "enroot ${ASI_ENROOT} on node ${SLURMD_NODENAME}"
-    if [[ "${ASI_OPERATION}" == import_oci && "${ASI_NEEDS_ENROOT_4}" == 1 && "${ASI_ENROOT%%.*}" -lt 4 ]]; then
+    if asi::imports && [[ "${ASI_NEEDS_ENROOT_4}" == 1 && "${ASI_ENROOT%%.*}" -lt 4 ]]; then
         asi::fail "${E_ENROOT_TOO_OLD}" \
             "repository '${ASI_REPOSITORY}' at registry ${ASI_REGISTRY} needs Enroot 4 or a namespace; this is ${ASI_ENROOT}"
     fi
@@ -41,9 +47,9 @@ asi::processors() {
 # verified manifest's layers only): Enroot names temporary files by pid (two nodes collide) and leaves the login in
 # its cache when killed.
 asi::make_import_cache() {
-    mkdir -p -m 0700 "${ASI_ATTEMPT_DIR}/cache"
+    mkdir -p "${ASI_ATTEMPT_DIR}/cache" # 0700 by the umask, like all of ours
     if [[ "${ASI_LAYER_CACHE}" == 1 ]]; then
-        mkdir -p -m 0700 "${ASI_CACHE}"
+        mkdir -p "${ASI_CACHE}"
     fi
     if [[ "${ASI_LAYER_CACHE}" == 1 && -n "${ASI_LAYERS}" ]]; then
         asi::link_layers

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The batch job: verify, claim, check the manifest, import or locate, check, hash, examine, inspect, store, record.
 #
 # Appended byte for byte to a block of quoted ASI_* constants. Read from top to bottom; the verbs are in the
@@ -212,7 +213,7 @@ asi::main() {
     asi::check_space
     mkdir -p "${ASI_ATTEMPT_DIR}/output/static"
 
-    if [[ "${ASI_OPERATION}" == import_oci ]]; then
+    if asi::imports; then
         asi::require_login
         if [[ "${ASI_VERIFY_MANIFEST}" == 1 ]]; then
             asi::phase manifest
@@ -228,6 +229,7 @@ asi::main() {
     asi::check_squashfs "${ASI_WORK}"
     asi::phase hash
     asi::hash_once
+    asi::check_existing
     asi::phase examine
     asi::read_static_facts "${ASI_WORK}"
     if [[ "${ASI_KIND}" != generic ]]; then

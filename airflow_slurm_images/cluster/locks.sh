@@ -136,6 +136,14 @@ asi::holds() {
     [[ "${owner}" == "${ASI_SELF}" ]]
 }
 
+# asi::holds_all - are all locks taken and not given back still ours?
+asi::holds_all() {
+    local held=''
+    for held in "${ASI_HELD[@]+"${ASI_HELD[@]}"}"; do
+        asi::holds "${held}" || return 1
+    done
+}
+
 # asi::unlock NAME - give it back, if it is still ours.
 asi::unlock() {
     local held=''

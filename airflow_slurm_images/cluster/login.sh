@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # some names are read by the job's other files
 # Logging in as Enroot would: with the login staged for this attempt, else the cluster user's own, answering what the
 # registry asks for. No secret is ever an argument or an environment variable of a process: curl reads logins from a
 # netrc file, tokens from a config file, both below the attempt directory, removed by asi::forget_credentials.

@@ -34,7 +34,7 @@ asi::ensure() {
     local -r path="$1" mode="$2"
     if [[ ! -e "${path}" && ! -L "${path}" ]] && mkdir -m 0700 -- "${path}" 2> /dev/null; then
         if [[ -n "${ASI_GROUP}" && "${mode}" != 0700 ]]; then
-            chgrp -- "${ASI_GROUP}" "${path}" && chmod "${mode}" -- "${path}" \
+            { chgrp -- "${ASI_GROUP}" "${path}" && chmod "${mode}" -- "${path}"; } \
                 || asi::refuse unsafe_workspace "cannot give ${path} to group ${ASI_GROUP}; is '${ASI_LOGIN}' a member?"
         fi
     fi
@@ -92,7 +92,7 @@ asi::attempts() {
         for marker in "${run}/${name}/generations/"*; do
             asi::put_text "${name}.generation" "${marker##*/}"
         done
-    done < <(ls -1tr -- "${run}" 2> /dev/null | tail -n 20)
+    done < <(find "${run}" -mindepth 1 -maxdepth 1 -type d -printf '%T@ %f\n' 2> /dev/null | sort -n | tail -n 20 | cut -d ' ' -f 2)
 }
 
 # asi::forget_logins - of attempts that have ended: a record is there, or no job of the run is in the queue although
@@ -117,6 +117,9 @@ asi::main() {
     asi::begin
     ASI_LOGIN="$(id -un)"
     asi::workspace
+    if [[ -n "${ASI_SOURCE_DIGEST}" ]]; then
+        asi::put_candidates "${ASI_SOURCE_DIGEST}"
+    fi
     if [[ -n "${ASI_RUN_KEY}" ]]; then
         asi::attempts
         asi::run squeue 30 squeue --noheader --states=all --user="${ASI_LOGIN}" \

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # some names are read by the job's other files
 # Running tools so that nothing outlives the job: background and wait (so that traps run), a session of its own,
 # a parent-death signal, a time limit, a bounded reader, and a guard that acts when the batch shell is killed alone.
 

@@ -230,14 +230,21 @@ asi::write_store_record() {
     fi
 }
 
+# asi::still_ours - a publisher that stood still for long may have been given up for dead.
+asi::still_ours() {
+    asi::holds_all || asi::refuse unavailable "locks of this publisher were taken over; the alias '${ASI_NAME}' was not moved"
+}
+
 # asi::write_version - complete and on disk before it gets its number.
 asi::write_version() {
     local -r new="${ASI_HISTORY}/.new-${ASI_MARK}"
     if ! { mkdir -m 0700 -- "${new}" && asi::write_record "${new}/record.json" \
         && ln -s -- "${ASI_LINK}" "${new}/image.sqsh" && asi::set_mode "${new}" 2770 0700 \
-        && sync -- "${new}" && mv -T -- "${new}" "${ASI_HISTORY}/${ASI_NUMBER}"; }; then
+        && sync -- "${new}"; }; then
         asi::cannot_write aliases
     fi
+    asi::still_ours
+    mv -T -- "${new}" "${ASI_HISTORY}/${ASI_NUMBER}" || asi::cannot_write aliases
 }
 
 # asi::commit - the fixed links lead nowhere until the one rename makes them both mean the new version.
@@ -250,9 +257,7 @@ asi::commit() {
         fi
     done
     ln -s -- "${ASI_NUMBER}" "${new}" || asi::cannot_write aliases
-    if ! asi::holds "alias-${ASI_NAME}" || [[ -n "${ASI_DIGEST}" ]] && ! asi::holds "sha256-${ASI_DIGEST}"; then
-        asi::refuse unavailable "this publisher stood still and its locks were taken over; the alias '${ASI_NAME}' was not moved"
-    fi
+    asi::still_ours
     mv -f -T -- "${new}" "${ASI_HISTORY}/current" || asi::cannot_write aliases
 }
 

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # some names are read by the job's other files
 # Looking at a SquashFS file from outside: is it whole, what is its hash, what would starting it touch, what does
 # it say about itself. Nothing here runs a byte of the image or writes a file whose name the image chose.
 

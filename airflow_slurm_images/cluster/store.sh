@@ -13,7 +13,7 @@ ASI_PARTIAL=''
 
 # asi::keeps - does this run add to the store?
 asi::keeps() {
-    [[ "${ASI_OPERATION}" == import_oci || "${ASI_COPY_TO_STORE}" == 1 ]]
+    asi::imports || [[ "${ASI_COPY_TO_STORE}" == 1 ]]
 }
 
 # asi::moves - is a rename enough to bring the file into the store? Only for a file the job made itself, and where
@@ -99,9 +99,19 @@ asi::hash_once() {
     asi::compare_identity
 }
 
+# asi::check_existing - a file of the store that is used again holds the bytes of its name.
+asi::check_existing() {
+    if [[ -n "${ASI_EXISTING_SHA256}" && "${ASI_RESULT_SHA256}" != "${ASI_EXISTING_SHA256}" ]]; then
+        asi::fail "${E_STORE_CORRUPT}" "${ASI_WORK} holds other bytes than its name says; nothing was overwritten"
+    fi
+}
+
 # asi::keep_result - name the file; for an import that is the moment it enters the store.
 asi::keep_result() {
     ASI_RESULT_PATH="${ASI_WORK}"
+    if [[ -n "${ASI_EXISTING_SHA256}" ]]; then
+        ASI_RESULT_MANAGED=true
+    fi
     if asi::keeps; then
         asi::add_to_store
         ASI_RESULT_PATH="${ASI_STORE}/${ASI_RESULT_SHA256}.sqsh"

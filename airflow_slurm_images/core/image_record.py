@@ -7,7 +7,7 @@ Everything that came out of the image is hostile until it passed here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from packaging.markers import default_environment
@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 from pydantic import TypeAdapter, ValidationError
 
+from airflow_slurm_images.core.catalog import StoreFacts
 from airflow_slurm_images.core.errors import IntegrityError, JobFailedError
 from airflow_slurm_images.core.image_facts import image_section, read_inspector_facts, static_facts
 from airflow_slurm_images.core.plan import LifecyclePlan
@@ -55,7 +56,7 @@ def assemble(
     inspection, inspector_version, inside = _inspection(plan, facts)
     image = image_section(outside, inside)
     _check_architecture(plan, completion, image)
-    _check_distributions(plan, inspection, image)
+    check_distributions(plan.request.required_distributions, inspection, image)
     record = ImageRecord(
         operation=plan.request.operation,
         name=plan.request.name,
@@ -121,8 +122,8 @@ def _check_architecture(plan: LifecyclePlan, completion: CompletionRecord, image
         )
 
 
-def _check_distributions(plan: LifecyclePlan, inspection: Any, image: Mapping[str, Any]) -> None:
-    wanted = plan.request.required_distributions
+def check_distributions(wanted: Sequence[str], inspection: Any, image: Mapping[str, Any]) -> None:
+    """Raise JobFailedError that lists all ``wanted`` requirements the image does not meet."""
     if not wanted:
         return
     missing = missing_distributions(wanted, _installed(inspection, image), _environment(inspection, image))
@@ -191,15 +192,16 @@ def _source(plan: LifecyclePlan, completion: CompletionRecord) -> SourceIdentity
     if not isinstance(plan.request, ImportRequest):
         return None
     reference = plan.request.reference
+    seen = plan.existing or completion  # of a file used again, what its import had seen
     return SourceIdentity(
         reference=str(reference),
         registry=reference.registry,
         repository=reference.repository,
         requested_tag=reference.tag,
         oci_digest=reference.digest,
-        platform_digest=completion.platform_digest,
-        index_digest=completion.index_digest,
-        manifest_verified=completion.platform_digest is not None,
+        platform_digest=seen.platform_digest,
+        index_digest=seen.index_digest,
+        manifest_verified=seen.platform_digest is not None,
     )
 
 
@@ -224,13 +226,14 @@ def _unusable(reason: str, text: str) -> JobFailedError:
     )
 
 
-def publication_variables(plan: LifecyclePlan, record: ImageRecord, on_conflict: str) -> dict[str, str]:
-    """Constants of ``publish.sh`` that follow from plan and record."""
-    return {
-        "ASI_TARGET": record.sqsh.path,
-        "ASI_SIZE": str(record.sqsh.size_bytes),
-        "ASI_SHA256": record.sqsh.sha256,
-        "ASI_MANAGED": "1" if record.sqsh.managed else "0",
-        "ASI_UMASK": "0027" if plan.profile.group else "0077",
-        "ASI_ON_CONFLICT": on_conflict,
-    }
+def store_facts(plan: LifecyclePlan, completion: CompletionRecord, file: CompletedFile) -> StoreFacts:
+    """What has to be the same for this file to be used again by a later import."""
+    arch = plan.request.arch if isinstance(plan.request, ImportRequest) else None
+    return StoreFacts.of(
+        file,
+        kind=plan.request.kind,
+        squash_options=plan.profile.squash_options,
+        architecture=arch or completion.machine,
+        requested_architecture=arch,
+        partition=plan.profile.partition,
+    )

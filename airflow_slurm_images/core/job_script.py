@@ -127,6 +127,7 @@ def _source_variables(plan: LifecyclePlan) -> dict[str, str]:
     request = plan.request
     if isinstance(request, ImportRequest):
         reference = request.reference
+        existing = plan.existing.sha256 if plan.existing else ""
         insecure = request.insecure or reference.registry in plan.profile.insecure_registries
         return {
             "ASI_IMAGE_URI": reference.enroot_uri,
@@ -137,7 +138,8 @@ def _source_variables(plan: LifecyclePlan) -> dict[str, str]:
             "ASI_NEEDS_ENROOT_4": "1" if reference.needs_enroot_4 else "0",
             "ASI_ARCH": request.arch or "",
             "ASI_ALLOW_HTTP": "yes" if insecure else "no",
-            "ASI_SQSH_PATH": "",
+            "ASI_SQSH_PATH": f"{plan.store_directory}/{existing}.sqsh" if existing else "",
+            "ASI_EXISTING_SHA256": existing,
             "ASI_COPY_TO_STORE": "0",
         }
     return {
@@ -150,5 +152,6 @@ def _source_variables(plan: LifecyclePlan) -> dict[str, str]:
         "ASI_ARCH": "",
         "ASI_ALLOW_HTTP": "no",
         "ASI_SQSH_PATH": request.path,
+        "ASI_EXISTING_SHA256": "",
         "ASI_COPY_TO_STORE": "1" if request.copy_to_store else "0",
     }

@@ -62,6 +62,16 @@ def request_digest(request: ImportRequest | InspectRequest, profile: ClusterProf
     return canonical_digest([request.model_dump(mode="json"), profile.model_dump(mode="json")])
 
 
+class ExistingFile(BaseModel):
+    """A store file that an earlier import of the same source made: it is inspected again, not imported again."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    sha256: Sha256
+    platform_digest: OciDigest | None = None
+    index_digest: OciDigest | None = None
+
+
 class LifecyclePlan(BaseModel):
     """Everything the cluster side of one attempt needs; immutable, versioned, strict.
 
@@ -87,6 +97,7 @@ class LifecyclePlan(BaseModel):
     store_directory: SafePath
     cache_directory: SafePath
     source_digest: OciDigest | None
+    existing: ExistingFile | None = None
     package_files: dict[str, Sha256]
     plan_digest: Sha256
 
@@ -103,6 +114,7 @@ class LifecyclePlan(BaseModel):
         workspace: str,
         login: str,
         package_files: Mapping[str, str],
+        existing: ExistingFile | None = None,
     ) -> LifecyclePlan:
         """Derive all that follows from the arguments and return the validated plan.
 
@@ -119,6 +131,7 @@ class LifecyclePlan(BaseModel):
             "workspace": workspace,
             "login": login,
             "package_files": dict(package_files),
+            "existing": existing.model_dump(mode="json") if existing else None,
             **_derived(run_key, attempt, request, profile, workspace, login),
         }
         values["plan_digest"] = canonical_digest(values)
@@ -149,6 +162,8 @@ class LifecyclePlan(BaseModel):
         for name, value in derived.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} does not follow from the other fields of the plan")
+        if self.existing is not None and not isinstance(self.request, ImportRequest):
+            raise ValueError("existing belongs to an import")
         if set(self.package_files) != set(PACKAGE_FILES):
             raise ValueError("package_files must name exactly the files of this package")
         for part in (self, self.request, self.profile):

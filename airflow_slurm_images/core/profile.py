@@ -24,7 +24,7 @@ ENVIRONMENT_NAMES = frozenset(
 )
 """Variables a profile may hand to the job. A closed list: the job's environment decides what gets imported."""
 
-_URL_LOGIN = re.compile(r"://[^/@\s]+@")
+_URL_LOGIN = re.compile(r"://[^/\s'\"]+@")
 _SIZE = re.compile(r"(?i)^([0-9]+)([KMGT]?)(i?B)?$")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -161,7 +161,8 @@ def invalid_input(what: str, err: ValidationError) -> InvalidRequestError:
     lines = []
     for fault in err.errors(include_url=False):
         field = ".".join(str(part) for part in fault["loc"]) or "value"
-        lines.append(f"{field}: {fault['msg']} (got {str(fault['input'])[:120]!r})")
+        given = _URL_LOGIN.sub("://***@", str(fault["input"]))[:120]
+        lines.append(f"{field}: {fault['msg']} (got {given!r})")
     return InvalidRequestError(
         f"Invalid {what}: " + "; ".join(lines), remedy="Correct the named fields; nothing was submitted."
     )

@@ -27,13 +27,15 @@ COMMAND = "/bin/bash -p -s"
 """``-p``: no startup files, no functions from the environment."""
 
 SCRIPTS: Mapping[str, tuple[str, ...]] = {
-    "prepare": ("remote.sh", "prepare.sh"),
+    "prepare": ("remote.sh", "records.sh", "prepare.sh"),
     "stage": ("remote.sh", "stage.sh"),
     "submit": ("remote.sh", "submit.sh"),
     "observe": ("remote.sh", "observe.sh"),
     "collect": ("remote.sh", "collect.sh"),
     "cancel": ("remote.sh", "cancel.sh"),
     "publish": ("remote.sh", "locks.sh", "publish.sh"),
+    "catalog": ("remote.sh", "records.sh", "catalog.sh"),
+    "prune": ("remote.sh", "locks.sh", "sweep.sh", "prune.sh"),
     "adopt": ("remote.sh", "adopt.sh"),
     "probe": ("remote.sh", "probe.sh"),
 }

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from airflow_slurm_images.core import catalog
+from airflow_slurm_images.core.catalog import Catalog
 from airflow_slurm_images.core.decide import CompletionFound
 from airflow_slurm_images.core.errors import IntegrityError
 from airflow_slurm_images.core.observation import queue_answer, read_completion
@@ -52,6 +54,8 @@ class RunState:
     host: str
     attempts: tuple[Attempt, ...]
     queue: QueueAnswer
+    catalog: Catalog = field(default_factory=Catalog)
+    """Images already made from the same source, if the look asked for them."""
 
     def active(self) -> tuple[QueueRow, ...]:
         """Jobs of this run that are in the queue and not at their end."""
@@ -80,6 +84,7 @@ def read(result: RemoteResult) -> RunState:
         host=result.text("host"),
         attempts=tuple(_attempt(result, name) for name in result.texts("attempt")),
         queue=queue_answer(result),
+        catalog=catalog.read(result),
     )
 
 

@@ -113,8 +113,8 @@ class OciRegistryHook(BaseHook):
 
         Raises InvalidRequestError, IntegrityError, RegistryAuthError, RegistryNotFoundError (unknown
         repository, tag, platform), RegistryResponseError (no image, schema 1, too large),
-        RegistryRateLimitedError, RegistryTlsError or RegistryUnavailableError. ``retryable`` says whether asking again later
-        can help.
+        RegistryRateLimitedError, RegistryTlsError or RegistryUnavailableError. ``retryable`` says whether asking
+        again later can help.
         """
         ref = _parse(reference)
         wanted = Platform.requested(arch, os=os, variant=variant)

@@ -7,6 +7,7 @@ Nothing is parsed from text outside its markers, and no remote command runs long
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,10 @@ import paramiko
 from airflow.providers.common.compat.sdk import Connection
 from airflow.providers.ssh.hooks.ssh import SSHHook
 
-from airflow_slurm_images.core import job_script, observation, remote, run_state
+from airflow_slurm_images.core import catalog, job_script, observation, remote, run_state
+from airflow_slurm_images.core.catalog import AliasVersion, Catalog
 from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError
+from airflow_slurm_images.core.housekeeping import PruneReport, PruneRules
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.profile import ClusterProfile
@@ -27,8 +30,13 @@ from airflow_slurm_images.core.submission import Publication, SubmitAnswer
 from airflow_slurm_images.hooks import connection_report, ssh_exchange
 from airflow_slurm_images.hooks.connection_form import CONNECTION_TYPE, DEFAULT_CONN_ID, HOOK_NAME
 
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
 CONNECT_TIMEOUT = 30
 COMMAND_TIMEOUT = 100.0
+PRUNE_SECONDS = 45
+"""Budget of one prune command; what is left is done by the next one."""
+PRUNE_ROUNDS = 20
 KILL_SECONDS = 3
 """For connecting when a task is killed: Airflow ends the process about five seconds after on_kill began."""
 KILL_TIMEOUT = 4.0
@@ -120,9 +128,13 @@ class SlurmHook(SSHHook):
             )
         return result
 
-    def prepare(self, run_key: str) -> RunState:
-        """Check and make the workspace; tell what there is of the run ``run_key``."""
-        variables = {"ASI_RUN_KEY": run_key, "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT}
+    def prepare(self, run_key: str, source_digest: str = "") -> RunState:
+        """Check and make the workspace; tell what there is of the run ``run_key`` and of images of that source."""
+        variables = {
+            "ASI_RUN_KEY": run_key,
+            "ASI_SOURCE_DIGEST": source_digest,
+            "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
+        }
         return run_state.read(self.run("prepare", variables))
 
     def stage(self, plan: LifecyclePlan, credentials: bytes | None = None) -> str:
@@ -195,6 +207,43 @@ class SlurmHook(SSHHook):
         """Move the alias ``name`` to the file of ``record``; one call, one commit point."""
         result = self.run("publish", {"ASI_ROOT": workspace, "ASI_NAME": name, **variables}, record)
         return Publication.read(result)
+
+    # --- the catalog
+
+    def list_images(self) -> tuple[AliasVersion, ...]:
+        """What every alias of the workspace means now, with its record; sorted by name."""
+        return self._catalog("", history=False).versions
+
+    def get_image(self, name: str) -> AliasVersion:
+        """What the alias ``name`` means now; raises InvalidRequestError when there is no such alias."""
+        found = self._catalog(name, history=False).current(name)
+        if found is None:
+            raise InvalidRequestError(
+                f"There is no alias {name!r} in {self.profile.workspace_root}",
+                remedy="Look at SlurmHook.list_images(), or import the image first.",
+            )
+        return found
+
+    def image_history(self, name: str) -> tuple[AliasVersion, ...]:
+        """What the alias ``name`` means and meant, newest first: when, which file, which run."""
+        return self._catalog(name, history=True).versions
+
+    def _catalog(self, name: str, *, history: bool) -> Catalog:
+        if name and not _ALIAS.fullmatch(name):
+            raise InvalidRequestError(
+                f"{name!r} is not an alias", remedy="Letters, digits, '.', '_', '-', at most 128."
+            )
+        return catalog.read(self.run("catalog", {"ASI_NAME": name, "ASI_HISTORY": "1" if history else "0"}))
+
+    def prune(self, rules: PruneRules, *, dry_run: bool = False) -> PruneReport:
+        """Remove what ``rules`` allow; comes again while one short command could not do it all."""
+        reports = []
+        for _ in range(PRUNE_ROUNDS):
+            result = self.run("prune", rules.variables(dry_run=dry_run, budget_seconds=PRUNE_SECONDS))
+            reports.append(PruneReport.read(result, dry_run=dry_run))
+            if reports[-1].complete or dry_run:
+                break
+        return PruneReport.merge(reports)
 
     def test_connection(self) -> tuple[bool, str]:
         """Login, workspace, Slurm, partition and Enroot, each with its remedy when it fails."""

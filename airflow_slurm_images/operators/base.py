@@ -6,17 +6,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from airflow.providers.common.compat.sdk import BaseOperator, conf
 
+from airflow_slurm_images.assets import emit as emit_asset
+from airflow_slurm_images.assets import task_outlet
 from airflow_slurm_images.core.decide import Limits
 from airflow_slurm_images.core.errors import InvalidRequestError, JobFailedError, SlurmImagesError
 from airflow_slurm_images.core.plan import job_name
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
-from airflow_slurm_images.lifecycle import Lifecycle, Work
+from airflow_slurm_images.lifecycle import Finished, Lifecycle, Work
 from airflow_slurm_images.task_context import TaskDeferralTimeout, TaskTry, mapping, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 
@@ -56,9 +58,13 @@ class ImageJobOperator(BaseOperator):
         pending_timeout: float | timedelta | None = None,
         run_timeout: float | timedelta | None = None,
         cancel_on_kill: bool = True,
+        emit_unchanged: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.emit_unchanged = emit_unchanged
+        self._outlet = task_outlet(self.task_id)
+        self.outlets = [*self.outlets, self._outlet]
         self.name = name
         self.kind = kind
         self.slurm_conn_id = slurm_conn_id
@@ -95,14 +101,21 @@ class ImageJobOperator(BaseOperator):
             lifecycle = Lifecycle(hook, self.log, started=self._remember)
             try:
                 handle = lifecycle.begin(work)
+                if isinstance(handle, Finished):
+                    return self._ended(context, handle)
                 if not self.wait_for_completion:
                     return handle.model_dump(mode="json")
                 if self.deferrable:
                     self._defer(context, handle, limits, interval, task_try)
                 lifecycle.wait(handle, limits, interval, task_try.stream)
-                return lifecycle.finish(handle).model_dump(mode="json")
+                return self._ended(context, lifecycle.finish(handle))
             finally:
                 hook.close()
+
+    def _ended(self, context: Any, finished: Finished) -> dict[str, Any]:
+        """Emit the alias's asset and give the record to XCom."""
+        emit_asset(context, self._outlet, finished.record, moved=finished.moved, unchanged=self.emit_unchanged)
+        return finished.record.model_dump(mode="json")
 
     def build_credentials(self) -> Callable[[], bytes] | None:
         """What makes the login to stage for the job; None: the cluster account's own Enroot credentials."""
@@ -118,6 +131,7 @@ class ImageJobOperator(BaseOperator):
             slurm_conn_id=self.slurm_conn_id,
             overrides=mapping("profile", self.profile),
             on_conflict=_choice("on_conflict", self.on_conflict, ("replace", "fail")),
+            if_present=_choice("if_present", self.if_present, ("skip", "verify", "reimport")),
         )
 
     def _hook(self) -> SlurmHook:
@@ -160,7 +174,7 @@ class ImageJobOperator(BaseOperator):
             self._handle = outcome.handle
             hook = self._hook()
             try:
-                return outcome.finish(Lifecycle(hook, self.log))
+                return self._ended(context, outcome.finish(Lifecycle(hook, self.log)))
             finally:
                 hook.close()
 
@@ -219,10 +233,10 @@ class ImageJobOperator(BaseOperator):
             hook.close()
 
 
-def _choice(field: str, value: Any, choices: tuple[str, ...]) -> Literal["replace", "fail"]:
+def _choice(field: str, value: Any, choices: tuple[str, ...]) -> Any:
     if value not in choices:
         raise InvalidRequestError(
             f"Invalid request: {field} must be one of {', '.join(choices)}, got {value!r}",
             remedy=f"Pass {field}={choices[0]!r}.",
         )
-    return value  # type: ignore[no-any-return]
+    return value

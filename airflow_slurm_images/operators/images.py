@@ -11,10 +11,17 @@ from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, bu
 from airflow_slurm_images.hooks.registry import OciRegistryHook
 from airflow_slurm_images.hooks.registry_login import import_login
 from airflow_slurm_images.operators.base import ImageJobOperator
-from airflow_slurm_images.task_context import listing
+from airflow_slurm_images.operators.housekeeping import ImagePruneOperator, ImageVerifyOperator
 from airflow_slurm_images.operators.resolve import OciResolveOperator
+from airflow_slurm_images.task_context import listing
 
-__all__ = ["OciImportOperator", "OciResolveOperator", "SqshInspectOperator"]
+__all__ = [
+    "ImagePruneOperator",
+    "ImageVerifyOperator",
+    "OciImportOperator",
+    "OciResolveOperator",
+    "SqshInspectOperator",
+]
 
 
 class OciImportOperator(ImageJobOperator):

@@ -19,6 +19,8 @@ from airflow.providers.common.compat.sdk import (
 )
 from pydantic import ValidationError
 
+from airflow_slurm_images.assets import emit as emit_asset
+from airflow_slurm_images.assets import task_outlet
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
 from airflow_slurm_images.core.profile import invalid_input
@@ -26,7 +28,7 @@ from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.states import StateClass, classify, pending_reason
 from airflow_slurm_images.core.watch import JobWatch
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
-from airflow_slurm_images.lifecycle import Lifecycle, emit
+from airflow_slurm_images.lifecycle import Finished, Lifecycle, emit
 from airflow_slurm_images.task_context import mapping, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 
@@ -59,6 +61,8 @@ class SlurmJobSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
+        self._outlet = task_outlet(self.task_id)
+        self.outlets = [*self.outlets, self._outlet]
         self.job = job
         self.deferrable = (
             conf.getboolean("operators", "default_deferrable", fallback=False) if deferrable is None else deferrable
@@ -70,10 +74,18 @@ class SlurmJobSensor(BaseSensorOperator):
 
     def execute(self, context: Any) -> Any:
         """Wait for the job; returns the image record."""
+        job = json.loads(self.job) if isinstance(self.job, str) else self.job
+        if "sqsh" in job:
+            return dict(job)  # the image was unchanged: no job was submitted, this is its record
         if self.deferrable:
             with reported(context):
                 self._defer(context)
         return super().execute(context)
+
+    def _ended(self, context: Any, finished: Finished) -> dict[str, Any]:
+        """Emit the alias's asset and give the record to XCom."""
+        emit_asset(context, self._outlet, finished.record, moved=finished.moved)
+        return finished.record.model_dump(mode="json")
 
     # --- in this process
 
@@ -92,7 +104,8 @@ class SlurmJobSensor(BaseSensorOperator):
                     return PokeReturnValue(is_done=False)
                 followed = handle.model_copy(update={"job_id": self._watch.job_id})
                 outcome = WaitOutcome(followed, verdict, self._watch.record)
-                return PokeReturnValue(is_done=True, xcom_value=outcome.finish(lifecycle, cancel=self.cancel_on_kill))
+                finished = outcome.finish(lifecycle, cancel=self.cancel_on_kill)
+                return PokeReturnValue(is_done=True, xcom_value=self._ended(context, finished))
             finally:
                 hook.close()
 
@@ -141,7 +154,8 @@ class SlurmJobSensor(BaseSensorOperator):
             outcome = WaitOutcome.from_event(event)
             hook = self._hook(outcome.handle)
             try:
-                return outcome.finish(Lifecycle(hook, self.log), cancel=self.cancel_on_kill)
+                finished = outcome.finish(Lifecycle(hook, self.log), cancel=self.cancel_on_kill)
+                return self._ended(context, finished)
             finally:
                 hook.close()
 

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
-from airflow_slurm_images.lifecycle import Lifecycle
+from airflow_slurm_images.lifecycle import Finished, Lifecycle
 from airflow_slurm_images.triggers.observer import SharedObserver, cancel
 
 _TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
@@ -50,14 +50,14 @@ class WaitOutcome:
             CompletionRecord.model_validate(record) if record else None,
         )
 
-    def finish(self, lifecycle: Lifecycle, *, cancel: bool = True) -> dict[str, Any]:
-        """Publish and return the image record as plain JSON; raises the error of every end but a good one.
+    def finish(self, lifecycle: Lifecycle, *, cancel: bool = True) -> Finished:
+        """Publish and return the image record; raises the error of every end but a good one.
 
         ``cancel``: whether a job that takes too long for us is cancelled.
         """
         if self.verdict.kind != "succeeded":
             raise lifecycle.failed(self.handle, self.verdict, self.record, cancel=cancel)
-        return lifecycle.finish(self.handle).model_dump(mode="json")
+        return lifecycle.finish(self.handle)
 
 
 class SlurmJobTrigger(BaseTrigger):

@@ -40,6 +40,7 @@ def waited(run_dag: DagRunner, images: dict[str, str], kept_runs: dict[str, Run]
                     image=images["nopython"],
                     name=f"by-{mode}",
                     kind="generic",
+                    if_present="reimport",
                     wait_for_completion=False,
                 )
                 SlurmJobSensor(task_id=mode, job=submit.output, poke_interval=1, **options)
@@ -118,6 +119,7 @@ def pending(box: Box, images: dict[str, str]) -> dict[str, Any]:
         name="waiting",
         kind="generic",
         profile={"partition": CLOSED_PARTITION},
+        if_present="reimport",
         wait_for_completion=False,
     )
     return operator.execute(task_context())

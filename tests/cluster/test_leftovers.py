@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from airflow_slurm_images.core.errors import JobFailedError, SlurmImagesError
 
 from . import procfs
-from .box import Box
+from .box import Box, temporary_box
 from .oci import ImageConfig, Tree
 from .polling import wait_until
 from .remains import left_by
@@ -51,37 +51,48 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 @contextmanager
+def submitted(task: Task) -> Iterator[Task]:
+    """The task's job, which does not stay when the test is over."""
+    task.begin()
+    try:
+        yield task
+    finally:
+        with suppress(SlurmImagesError):
+            task.lifecycle.cancel(task.handle)
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+@contextmanager
 def in_the_middle_of_an_import(box: Box, base: Tree) -> Iterator[Task]:
     """The registry stands still, so the import waits."""
     image = push(box, base, ImageConfig("amd64"), "images/leftovers")
-    with frozen(box.oci_registry.daemon.pid):
-        task = import_task(box, image, "leftovers")
-        task.begin()
+    with frozen(box.oci_registry.daemon.pid), submitted(import_task(box, image, "leftovers")) as task:
         assert task.reaches("import")
-        assert wait_until(lambda: bool(box.space.pids("enroot") or box.space.pids("curl")), 20)
+        assert wait_until(lambda: "Querying registry" in _text(task.directory / "enroot.log"), 20)
         yield task
+
+
+@contextmanager
+def in_the_middle_of_hashing(box: Box, base: Tree) -> Iterator[Task]:
+    """A long sparse tail keeps the hash busy; what follows a SquashFS file does not matter to its readers."""
+    file = squash(base, place(box, "long"))
+    with file.open("r+b") as target:
+        target.truncate(64 * 1024**3)
+    with submitted(inspect_task(box, file, "generic")) as task:
+        assert task.reaches("hash")
+        yield task
+    file.unlink()
 
 
 @contextmanager
 def in_the_middle_of_an_inspection(box: Box, base: Tree) -> Iterator[Task]:
     file = squash(changed(base, false_python(ENDLESS)), place(box, "endless"))
-    task = inspect_task(box, file)
-    task.begin()
-    assert wait_until(lambda: "still here" in _text(task.directory / "inspect.log"), 30)
-    yield task
-
-
-@contextmanager
-def in_the_middle_of_hashing(box: Box, base: Tree) -> Iterator[Task]:
-    """A long sparse tail keeps the hash busy; what a SquashFS file is followed by does not matter to its readers."""
-    file = squash(base, place(box, "long"))
-    with file.open("r+b") as target:
-        target.truncate(64 * 1024**3)
-    task = inspect_task(box, file, "generic")
-    task.begin()
-    assert task.reaches("hash")
-    yield task
-    file.unlink()
+    with submitted(inspect_task(box, file)) as task:
+        assert wait_until(lambda: "still here" in _text(task.directory / "inspect.log"), 30)
+        yield task
 
 
 MIDDLES = {
@@ -91,10 +102,6 @@ MIDDLES = {
 }
 
 
-def _text(file: Path) -> str:
-    return file.read_text(errors="replace") if file.exists() else ""
-
-
 @pytest.mark.parametrize("middle", MIDDLES)
 def test_a_batch_shell_killed_alone_takes_everything_with_it(box_plain: Box, base: Tree, middle: str) -> None:
     with MIDDLES[middle](box_plain, base) as task:
@@ -102,7 +109,6 @@ def test_a_batch_shell_killed_alone_takes_everything_with_it(box_plain: Box, bas
         kill([batch_shell(box_plain)])
         assert wait_until(lambda: left_by(box_plain, task) == [], SECONDS), left_by(box_plain, task)
         assert not (task.directory / "completion.json").exists()
-        task.lifecycle.cancel(task.handle)
 
 
 @pytest.mark.parametrize("middle", ["import", "inspection"])
@@ -119,8 +125,6 @@ def test_a_cancelled_job_cleans_up_and_says_where_it_was(any_box: Box, base: Tre
 
 def test_the_loss_of_the_node_ends_in_a_retryable_error(base: Tree, enroot_dir: Path) -> None:
     """The killed shell leaves no record; without accounting only the controller can tell."""
-    from .box import temporary_box
-
     with (
         temporary_box(False, enroot_dir) as box,
         in_the_middle_of_an_inspection(box, base) as task,

@@ -6,12 +6,16 @@ The steps are not a list somebody keeps: a DEBUG trap sent ahead of the real scr
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from airflow_slurm_images.core.remote import RemoteResult, parse
 from tests.unit.workspace import PRUNE, Workspace
 
 STEPPER = (Path(__file__).parent / "stepper.sh").read_bytes()
@@ -57,6 +61,31 @@ SCENARIOS: dict[str, tuple[Scenario, frozenset[str | None], str]] = {
 }
 
 
+class StandingStill:
+    """A publisher that stands still before its command number ``number`` until :meth:`wake_up`."""
+
+    def __init__(self, ws: Workspace, number: int, constants: dict[str, str], payload: bytes) -> None:
+        self.mark = f"asi-{1:032x}"
+        still = Workspace(ws.root, mark=self.mark, preamble=b"sleep() { :; }\n" + STEPPER)
+        self.process = subprocess.Popen(
+            ws.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**ws.environment, "ASI_TEST_STOP": str(number)},
+        )
+        assert self.process.stdin
+        self.process.stdin.write(still.text("publish", constants, payload))
+        self.process.stdin.close()
+        self.process.stdin = None
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def wake_up(self) -> RemoteResult:
+        """Let it go on to its end."""
+        self.process.send_signal(signal.SIGCONT)
+        return parse(self.process.communicate()[0], self.mark)
+
+
 def steps(scenario: Scenario, root: Path) -> list[int]:
     """Numbers of the commands of a whole run that change something, and of the last one."""
     ws, verb, constants, payload = scenario(root / "count")
@@ -73,7 +102,7 @@ def steps(scenario: Scenario, root: Path) -> list[int]:
 def assert_whole(ws: Workspace, allowed: frozenset[str | None]) -> None:
     """Old state or new state; every file of the store whole, every committed version readable."""
     assert ws.current() in allowed
-    for version in ws.aliases.glob("vllm.d/[0-9]*"):
+    for version in ws.committed():
         assert (version / "record.json").read_bytes().endswith(b"}\n")
         assert (version / "image.sqsh").exists()
     for record in ws.store.glob("[0-9a-f]*.json"):
@@ -109,3 +138,27 @@ def test_killed_before_any_command_leaves_old_or_new_and_the_next_run_cleans_up(
         assert [path.read_text() for path in ws.store.glob("*.sqsh")] == [final]
         shutil.rmtree(ws.root)
     assert seen == set(allowed)
+
+
+@pytest.mark.parametrize("other", ["old", "third", "prune"])
+def test_given_up_for_dead_before_any_command_it_cannot_harm_who_took_over(other: str, tmp_path: Path) -> None:
+    root = tmp_path.resolve()
+    outcomes = set()
+    for number in steps(moved_alias, root):
+        ws, _, constants, payload = moved_alias(root / str(number))
+        publisher = StandingStill(ws, number, constants, payload)
+        ws.preamble = b"sleep() { :; }\n"
+        ws.age_locks()
+        if other == "prune":
+            ws.prune(ASI_KEEP_LAST="1", ASI_GRACE_SECONDS="0", ASI_TRASH_SECONDS="86400")
+        else:
+            assert ws.publish(ws.add(other)).text("refused") == ""
+        result = publisher.wake_up()
+        assert result.text("refused") in {"", "unavailable", "integrity"}
+        outcomes.add(result.text("refused"))
+        assert_whole(ws, frozenset({"old", "new", "third"}))
+        assert ws.current() is not None
+        if not result.text("refused") and other == "prune":
+            assert ws.current() == "new"
+        shutil.rmtree(ws.root)
+    assert {"", "unavailable"} <= outcomes

@@ -158,8 +158,9 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_named_file_is_there(self) -> None:
         """History can be gone back to as long as it is shown."""
-        for link in self.ws.aliases.glob("*.d/[0-9]*/image.sqsh"):
-            assert link.exists()
+        for name in self.shown:
+            for version in self.ws.committed(name):
+                assert (version / "image.sqsh").exists()
 
     @invariant()
     def store_files_are_what_their_names_say(self) -> None:

@@ -208,6 +208,13 @@ class Workspace:
         assert json.loads(record.read_text())["sqsh"]["sha256"] == hashlib.sha256(content.encode()).hexdigest()
         return content
 
+    def committed(self, name: str = "vllm") -> list[Path]:
+        """Versions of the alias up to the current one; a higher number was never committed."""
+        current = self.aliases / f"{name}.d/current"
+        last = int(current.readlink().name) if current.is_symlink() else 0
+        versions = (path for path in self.aliases.glob(f"{name}.d/[0-9]*") if int(path.name) <= last)
+        return sorted(versions)
+
     def leftovers(self) -> list[str]:
         """Everything that is neither a committed version nor one of the fixed names, relative to the root."""
         known = {".locks", ".unnamed", ".trash"}

@@ -59,7 +59,8 @@ class Story:
 
 
 @pytest.fixture
-def story(cluster: LocalCluster) -> Story:
+def story(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(lifecycle, "LOOK_UP_SECONDS", 12.0)  # three looks are enough here
     made = Story(cluster)
     made.meanwhile = made.run_jobs
     return made

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unchanged is free: what an import would make is in the store already, with a valid record and an unchanged file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from airflow_slurm_images.core import catalog, image_record
+from airflow_slurm_images.core.catalog import Reusable
+from airflow_slurm_images.core.plan import ExistingFile
+from airflow_slurm_images.core.profile import ClusterProfile
+from airflow_slurm_images.core.records import ImageRecord, SourceIdentity
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
+from airflow_slurm_images.core.run_state import RunState
+
+IfPresent = Literal["skip", "verify", "reimport"]
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """``record``: the work is done, no job is needed. ``existing``: a job inspects that file, it imports nothing."""
+
+    record: ImageRecord | None = None
+    facts: catalog.StoreFacts | None = None
+    existing: ExistingFile | None = None
+
+
+def find(
+    state: RunState, request: ImportRequest | InspectRequest, profile: ClusterProfile, if_present: IfPresent
+) -> Reuse:
+    """What of the store serves ``request``. Decided on the recorded digest, platform and squash options.
+
+    Raises JobFailedError when the image that is there lacks a required distribution: a new import of the same
+    digest would lack it too.
+    """
+    if not isinstance(request, ImportRequest) or if_present == "reimport":
+        return Reuse()
+    found = catalog.find_reusable(
+        state.catalog,
+        source_digest=request.reference.digest,
+        architecture=request.arch,
+        partition=profile.partition,
+        squash_options=profile.squash_options,
+        kind=request.kind,
+    )
+    if found is None or (profile.verify_manifest and not _verified(found)):
+        return Reuse()
+    if found.needs_inspection or if_present == "verify":
+        return Reuse(existing=_existing(found))
+    inspection = found.record.inspection.inspection
+    image_record.check_distributions(request.required_distributions, inspection, found.record.image)
+    record = catalog.as_reused(
+        found.record,
+        name=request.name,
+        alias_path=f"{state.workspace}/aliases/{request.name}.sqsh",
+        source=_source(request, found),
+    )
+    return Reuse(record=record, facts=found.facts)
+
+
+def _verified(found: Reusable) -> bool:
+    return bool(found.record.source and _extra(found.record.source, "manifest_verified"))
+
+
+def _existing(found: Reusable) -> ExistingFile:
+    source = found.record.source
+    return ExistingFile(
+        sha256=found.record.sqsh.sha256,
+        platform_digest=_extra(source, "platform_digest"),
+        index_digest=_extra(source, "index_digest"),
+    )
+
+
+def _source(request: ImportRequest, found: Reusable) -> SourceIdentity:
+    reference = request.reference
+    known = found.record.source
+    return SourceIdentity.model_validate(
+        {
+            "reference": str(reference),
+            "registry": reference.registry,
+            "repository": reference.repository,
+            "requested_tag": reference.tag,
+            "oci_digest": reference.digest,
+            "platform_digest": _extra(known, "platform_digest"),
+            "index_digest": _extra(known, "index_digest"),
+            "manifest_verified": bool(_extra(known, "manifest_verified")),
+        }
+    )
+
+
+def _extra(source: SourceIdentity | None, name: str) -> str | None:
+    return getattr(source, name, None)
