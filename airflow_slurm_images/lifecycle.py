@@ -275,7 +275,7 @@ class Lifecycle:
             self.cancel(handle)
         logs: dict[str, str] = {}
         try:
-            ended = verdict.kind == "failed"
+            ended = verdict.kind in ("failed", "unknown")
             logs = dict(_logs(self._cluster.collect(handle.run_directory, ended=ended)))
         except SlurmImagesError as err:
             self._log.warning("The logs of the job cannot be read: %s", err.message)

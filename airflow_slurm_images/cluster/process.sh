@@ -31,7 +31,7 @@ asi::kill_tree() {
             parent["${pid}"]="${field[1]}"
             if [[ "${pid}" == "${root}" || "${field[3]}" == "${root}" ]]; then
                 doomed["${pid}"]=1
-            elif [[ "${field[2]}" == "${group}" && "${pid}" != "${BASHPID}" ]]; then
+            elif [[ "${field[2]}" == "${group}" ]]; then
                 doomed["${pid}"]=1
             fi
         done
@@ -118,7 +118,9 @@ asi::make_scratch() {
     exec {ASI_ALIVE}> "${ASI_SCRATCH}/alive"
     flock --nonblock "${ASI_ALIVE}"
     mkfifo "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}/pipe"
+    set -m # a process group of its own: Slurm kills that of a batch shell which ended
     asi::guard "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}" < /dev/null > /dev/null 2>&1 &
+    set +m
     exec {ASI_GUARD}> "${ASI_SCRATCH}/guard"
     asi::log "scratch ${ASI_SCRATCH}"
 }

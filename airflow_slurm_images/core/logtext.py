@@ -17,7 +17,7 @@ _SECRETS = (
     ),
     re.compile(r"(?i)\b((?:basic|bearer)\s+)[A-Za-z0-9+/_.~=-]{6,}"),
     re.compile(
-        r"(?i)\b((?:[a-z0-9_.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key))[\"']?\s*[:=]\s*)"
+        r"(?i)((?:password|passwd|passphrase|secret|token|api[_-]?key)[\"']?\s*[:=]\s*)"
         r"(?:\"[^\"\n]*\"?|'[^'\n]*'?|[^\s,;&\"']+)"
     ),
     re.compile(r"(?i)\b((?:password|passwd)\s+)\S+"),

@@ -8,6 +8,7 @@ in ``_oci_http.py`` and ``_oci_client.py``, the reading of documents in ``core/o
 from __future__ import annotations
 
 import base64
+import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +36,37 @@ Reference = str | TagReference | ImageReference
 
 
 def endpoint_of(connection: Connection) -> RegistryEndpoint:
-    """Read a connection (``oci_registry`` or ``docker``). Asks nobody, so triggers may call it anywhere."""
+    """Read a connection (``oci_registry`` or ``docker``).
+
+    Asks nobody, so that triggers may call it anywhere; ``extra_dejson`` would tell the supervisor what to mask.
+    """
+    try:
+        extra = json.loads(connection.extra or "{}")
+    except ValueError:
+        extra = {}
     return RegistryEndpoint.of(
         host=connection.host,
         port=connection.port,
         login=connection.login,
         password=connection.password,
-        extra=connection.extra_dejson,
+        extra=extra if isinstance(extra, dict) else {},
     )
+
+
+def serving(
+    endpoint: RegistryEndpoint | None, ref: TagReference | ImageReference, conn_id: str | None
+) -> RegistryEndpoint:
+    """Host and account that serve a reference; InvalidRequestError where the connection is for another host."""
+    if endpoint is None:
+        return RegistryEndpoint(host=ref.registry)
+    if not endpoint.serves(ref.registry):
+        raise InvalidRequestError(
+            f"the image is at {ref.registry}, connection {conn_id} is for {endpoint.host}; "
+            "its login is not sent elsewhere",
+            remedy=f"write {endpoint.host}/{ref.repository}, or name the connection of {ref.registry}",
+            details={"registry": ref.registry, "connection_host": endpoint.host},
+        )
+    return endpoint
 
 
 class OciRegistryHook(BaseHook):
@@ -120,7 +144,7 @@ class OciRegistryHook(BaseHook):
         wanted = Platform.requested(arch, os=os, variant=variant)
         client = self._client_for(ref)
         with client.about(ref.repository):
-            return _resolve(client, ref, wanted)
+            return resolve_with(client, ref, wanted)
 
     def manifest(self, reference: Reference) -> RawManifest:
         """The bytes of the index or manifest that a reference names, compared with its digest."""
@@ -157,17 +181,7 @@ class OciRegistryHook(BaseHook):
 
     def endpoint_for(self, ref: TagReference | ImageReference) -> RegistryEndpoint:
         """Host and account that serve a reference; InvalidRequestError where the connection is for another host."""
-        endpoint = self.endpoint
-        if endpoint is None:
-            return RegistryEndpoint(host=ref.registry)
-        if not endpoint.serves(ref.registry):
-            raise InvalidRequestError(
-                f"the image is at {ref.registry}, connection {self.registry_conn_id} is for {endpoint.host}; "
-                "its login is not sent elsewhere",
-                remedy=f"write {endpoint.host}/{ref.repository}, or name the connection of {ref.registry}",
-                details={"registry": ref.registry, "connection_host": endpoint.host},
-            )
-        return endpoint
+        return serving(self.endpoint, ref, self.registry_conn_id)
 
     def _client(self, endpoint: RegistryEndpoint) -> OciClient:
         if endpoint.host not in self._clients:
@@ -175,7 +189,8 @@ class OciRegistryHook(BaseHook):
         return self._clients[endpoint.host]
 
 
-def _resolve(client: OciClient, ref: TagReference, wanted: Platform) -> ResolvedImage:
+def resolve_with(client: OciClient, ref: TagReference, wanted: Platform) -> ResolvedImage:
+    """What :meth:`OciRegistryHook.resolve` does, for callers that have the client."""
     raw = client.manifest(ref.repository, _name(ref))
     document = raw.parse()
     index_digest: str | None = None

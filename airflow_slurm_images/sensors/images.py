@@ -74,11 +74,11 @@ class SlurmJobSensor(BaseSensorOperator):
 
     def execute(self, context: Any) -> Any:
         """Wait for the job; returns the image record."""
-        job = json.loads(self.job) if isinstance(self.job, str) else self.job
-        if "sqsh" in job:
-            return dict(job)  # the image was unchanged: no job was submitted, this is its record
-        if self.deferrable:
-            with reported(context):
+        with reported(context):
+            job = mapping("job", self.job)
+            if "sqsh" in job:
+                return job  # the image was unchanged: no job was submitted, this is its record
+            if self.deferrable:
                 self._defer(context)
         return super().execute(context)
 

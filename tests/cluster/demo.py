@@ -70,7 +70,9 @@ def _run_dag(home: Path, box: Box, conf: dict[str, Any]) -> dict[str, Any] | Non
         "AIRFLOW_HOME": str(home / "airflow"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags_examples"),
-        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": _bundles(),
+        "PYTHONWARNINGS": "ignore",
         "AIRFLOW_CONN_SLURM_DEFAULT": box.connection_json,
     }
     # Airflow reads its configuration when it is imported.
@@ -90,13 +92,25 @@ def _run_dag(home: Path, box: Box, conf: dict[str, Any]) -> dict[str, Any] | Non
     return _record(run)
 
 
+def _bundles() -> str:
+    return json.dumps(
+        [
+            {
+                "name": "demo",
+                "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+                "kwargs": {"path": str(CHECKOUT / "dags_examples")},
+            }
+        ]
+    )
+
+
 def _record(run: Any) -> dict[str, Any] | None:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        query = XComModel.get_many(run_id=run.run_id, key="return_value", dag_ids=run.dag_id, session=session)
-        for row in session.scalars(query) if hasattr(query, "froms") else query:
+        query = XComModel.get_many(run_id=run.run_id, key="return_value", dag_ids=run.dag_id)
+        for row in session.scalars(query):
             value = XComModel.deserialize_value(row)
             if isinstance(value, dict) and "sqsh" in value:
                 return value

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +16,11 @@ from . import procfs
 from .box import Box, temporary_box
 from .oci import ImageConfig, Tree
 from .polling import wait_until
+from .process import Daemon
 from .remains import left_by
 from .space import kill
 from .sqsh import changed, false_python, place, push, squash, tree_of
-from .works import Task, cancel, import_task, inspect_task
+from .works import Task, cancel, import_task, inspect_task, wrapped
 
 SECONDS = 5
 ENDLESS = """\
@@ -42,12 +42,13 @@ def batch_shell(box: Box) -> int:
 
 
 @contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+def frozen(daemon: Daemon) -> Iterator[None]:
+    launcher = procfs.parent_of(daemon.pid)  # stops along with its child, and has to be woken too
+    kill([daemon.pid], signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        kill([daemon.pid, *([launcher] if launcher else [])], signal.SIGCONT)
 
 
 @contextmanager
@@ -66,12 +67,21 @@ def _text(file: Path) -> str:
 
 
 @contextmanager
-def in_the_middle_of_an_import(box: Box, base: Tree) -> Iterator[Task]:
-    """The registry stands still, so the import waits."""
+def in_the_middle_of_asking_the_registry(box: Box, base: Tree) -> Iterator[Task]:
     image = push(box, base, ImageConfig("amd64"), "images/leftovers")
-    with frozen(box.oci_registry.daemon.pid), submitted(import_task(box, image, "leftovers")) as task:
-        assert task.reaches("import")
-        assert wait_until(lambda: "Querying registry" in _text(task.directory / "enroot.log"), 20)
+    with frozen(box.oci_registry.daemon), submitted(import_task(box, image, "leftovers")) as task:
+        assert task.reaches("manifest")
+        assert wait_until(lambda: bool(box.space.pids("curl")), 20)
+        yield task
+
+
+@contextmanager
+def in_the_middle_of_an_import(box: Box, base: Tree) -> Iterator[Task]:
+    """All layers are there and mounted over each other, and the file is not yet written."""
+    image = push(box, base, ImageConfig("amd64"), "images/leftovers")
+    slow = wrapped(box, "mksquashfs", "echo waiting >&2; sleep 1000 & sleep 1000")
+    with submitted(import_task(box, image, "leftovers", **slow)) as task:
+        assert wait_until(lambda: "waiting" in _text(task.directory / "enroot.log"), 30)
         yield task
 
 
@@ -96,9 +106,10 @@ def in_the_middle_of_an_inspection(box: Box, base: Tree) -> Iterator[Task]:
 
 
 MIDDLES = {
+    "manifest": in_the_middle_of_asking_the_registry,
     "import": in_the_middle_of_an_import,
     "hash": in_the_middle_of_hashing,
-    "inspection": in_the_middle_of_an_inspection,
+    "inspect": in_the_middle_of_an_inspection,
 }
 
 
@@ -111,7 +122,7 @@ def test_a_batch_shell_killed_alone_takes_everything_with_it(box_plain: Box, bas
         assert not (task.directory / "completion.json").exists()
 
 
-@pytest.mark.parametrize("middle", ["import", "inspection"])
+@pytest.mark.parametrize("middle", ["import", "inspect"])
 def test_a_cancelled_job_cleans_up_and_says_where_it_was(any_box: Box, base: Tree, middle: str) -> None:
     with MIDDLES[middle](any_box, base) as task:
         cancel(any_box, task)
@@ -119,7 +130,7 @@ def test_a_cancelled_job_cleans_up_and_says_where_it_was(any_box: Box, base: Tre
         with pytest.raises(JobFailedError) as caught:
             task.wait()
     assert caught.value.state == "CANCELLED"
-    assert task.completion()["phase"] == {"import": "import", "inspection": "inspect"}[middle]
+    assert task.completion()["phase"] == middle
     assert not list((any_box.workspace / "store" / "sha256").glob(".partial-*"))
 
 

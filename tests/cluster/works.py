@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from airflow_slurm_images.core.records import ImageRecord, JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import, build_inspect
 from airflow_slurm_images.hooks.slurm import SlurmHook
 from airflow_slurm_images.lifecycle import Lifecycle, Work
+from airflow_slurm_images.reuse import IfPresent
 
 from .box import Box
 from .polling import wait_until
+from .space import CLEAN_ENV
 
 CONN_ID = "box"
 INTERVAL = 0.5
@@ -69,27 +73,30 @@ class Task:
         *,
         hook: SlurmHook | None = None,
         limits: Limits | None = None,
+        if_present: IfPresent = "reimport",
         **profile: Any,
     ) -> None:
         self.box = box
         self.hook = hook or slurm_hook(box, profile)
-        self.work = Work(request, secrets.token_hex(16), 1, False, CONN_ID, profile)
+        self.work = Work(request, secrets.token_hex(16), 1, False, CONN_ID, profile, if_present=if_present)
         self.limits = limits or Limits()
         self._log = Lines()
         self.lifecycle = Lifecycle(self.hook, self._log)
         self._handle: JobHandle | None = None
 
     def begin(self) -> JobHandle:
-        self._handle = self.lifecycle.begin(self.work)
-        return self._handle
+        begun = self.lifecycle.begin(self.work)
+        assert isinstance(begun, JobHandle), "the store has it already, no job was needed"
+        self._handle = begun
+        return begun
 
     def wait(self) -> None:
         self.lifecycle.wait(self.handle, self.limits, INTERVAL, "try-1")
 
     def finish(self) -> ImageRecord:
-        record = self.lifecycle.finish(self.handle)
+        finished = self.lifecycle.finish(self.handle)
         self.hook.close()
-        return record
+        return finished.record
 
     def run(self) -> ImageRecord:
         """From the request to the published record."""
@@ -156,3 +163,15 @@ def cancel(box: Box, task: Task) -> None:
 
 def sha256(path: Path) -> str:
     return subprocess.run(["sha256sum", str(path)], check=True, capture_output=True, text=True).stdout[:64]
+
+
+def wrapped(box: Box, program: str, script: str) -> dict[str, list[str]]:
+    """Profile settings that put a shell script before a program of the job; `{real}` in it is the program."""
+    directory = Path(tempfile.mkdtemp(prefix="wrap-", dir=box.root))
+    directory.chmod(0o755)
+    before = [str(box.enroot_dir)] if box.enroot_dir else []
+    real = shutil.which(program, path=":".join([*before, CLEAN_ENV["PATH"]]))
+    file = directory / program
+    file.write_text(f"#!/bin/bash\n{script.replace('{real}', str(real))}\n")
+    file.chmod(0o755)
+    return {"path_prepend": [str(directory), *before]}

@@ -72,6 +72,7 @@ class Scene:
             "image": image,
             "name": self.name,
             "kind": "generic",
+            "if_present": "reimport",  # else the image of the test before would do
             "slurm_conn_id": "box",
             "poll_interval": 0.5,
             "profile": self.profile,
@@ -114,6 +115,14 @@ class Scene:
     def act(self, tool: str) -> None:
         """What happens inside the job before the import."""
         shutil.copy(TOOLS / tool, self.tools / "act")
+
+    def place(self, name: str) -> Path:
+        """A directory of the user's."""
+        directory = self.files / name
+        directory.mkdir()
+        entry = pwd.getpwnam(self.box.user)
+        shutil.chown(directory, entry.pw_uid, entry.pw_gid)
+        return directory
 
     def mount(self, directory: Path, size: str) -> None:
         """Put a small file system over a directory, for this box alone; it goes when the scene does."""
@@ -247,6 +256,14 @@ class Scene:
     def reaches(self, state: str, timeout: float = 60) -> bool:
         """Wait until the newest job is in a state."""
         return wait_until(lambda: self.job_state() == state, timeout, 0.2)
+
+    def start_now(self, job: str) -> bool:
+        """Let a requeued job start without its wait; False while Slurm still clears up after its first run."""
+        return self.box.as_root(["scontrol", "update", f"JobId={job}", "StartTime=now"]).returncode == 0
+
+    def looked(self, waiting: Step, timeout: float = 60) -> bool:
+        """Wait until a try has seen its job running."""
+        return wait_until(lambda: "is RUNNING" in waiting.log, timeout, 0.1)
 
     def importing(self, jobs: int = 1, timeout: float = 60) -> bool:
         """Wait until so many jobs have come to their import."""

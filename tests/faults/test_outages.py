@@ -56,6 +56,7 @@ class TestOutage:
     def test_slurmctld_stopped_and_started(self, scene: Scene) -> None:
         survives(scene, scene.box.stop_slurmctld, scene.box.start_slurmctld, OUTAGE)
 
+    @pytest.mark.slow
     def test_the_job_ends_while_slurmctld_is_down(self, scene: Scene) -> None:
         scene.hold()
         waiting = scene.begin()

@@ -93,7 +93,6 @@ def test_a_request_that_renders_differently_on_the_retry_makes_no_second_live_jo
     waiting = scene.begin()
     assert scene.importing()
     waiting.kill()
-    scene.options["required_distributions"] = ["six>=1"]
     scene.options["profile"] = {**scene.profile, "memory": "900M"}
     again = scene.begin()
     assert scene.importing(jobs=2)

@@ -15,6 +15,9 @@ ASI_CHILD=''
 ASI_HASH_TOOL=sha256sum
 exec {ASI_GUARD}> /dev/null
 
+ASI_EXISTING_SHA256="${ASI_EXISTING_SHA256:-}"
+
+asi::imports() { [[ "${ASI_OPERATION}" == import_oci && -z "${ASI_EXISTING_SHA256}" ]]; }
 asi::log() { printf 'asi: %s\n' "$*"; }
 asi::fail() {
     local -r code="$1"
@@ -42,6 +45,7 @@ fi
 
 asi::check_space
 asi::hash_once
+asi::check_existing
 asi::compare_identity
 asi::keep_result
 printf 'result: %s %s %s %s %s %s\n' "${ASI_RESULT_PATH}" "${ASI_RESULT_SHA256}" "${ASI_RESULT_SIZE}" \

@@ -59,7 +59,7 @@ def test_only_a_moved_alias_emits_unless_asked(
     outlet = assets.task_outlet("import_image")
     assert assets.emit(context, outlet, record, moved=moved, unchanged=unchanged) is emitted
     if emitted:
-        uri, extra = context["outlet_events"][outlet].get("event")
+        uri, extra = context["outlet_events"][outlet].get("event", ("", {}))
         assert (uri, extra["sha256"]) == ("sqsh://lab/vllm", record.sqsh.sha256)
 
 

@@ -79,6 +79,16 @@ def test_a_tail_is_the_last_lines_and_short() -> None:
     assert len(lines[4]) == 500
 
 
+@pytest.mark.parametrize(
+    "unit", ["a.", "token=", 'secret: "', "://a:", "basic ", "authorization:", "\x1b]", "password "]
+)
+@pytest.mark.timeout(60)
+def test_no_output_makes_masking_slow(unit: str) -> None:
+    # A hostile image chooses this text; an expression that backtracks took minutes for it, this takes a moment.
+    text = unit * (65536 // len(unit))
+    assert len(clean(text)) <= 2 * len(text) + 10
+
+
 # --- streams
 
 

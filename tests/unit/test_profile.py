@@ -119,7 +119,9 @@ def test_bad_input_names_field_and_rule(field: str, value: Any) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "ENROOT_CONFIG_PATH", "ENROOT_SQUASH_OPTIONS", "BASH_ENV", "A=B"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "LD_PRELOAD", "ENROOT_CONFIG_PATH", "ENROOT_SQUASH_OPTIONS", "BASH_ENV", "A=B"]
+)
 def test_variables_that_could_choose_what_is_made_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="environment") as caught:
         profile(environment={name: "x"})

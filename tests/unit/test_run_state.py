@@ -51,7 +51,9 @@ def test_nothing_there_means_submit() -> None:
     assert (decision.action, decision.cancel) == ("submit", ())
 
 
-@pytest.mark.parametrize("word", ["PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "PREEMPTED", "NODE_FAIL", "NEW_WORD"])
+@pytest.mark.parametrize(
+    "word", ["PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "PREEMPTED", "NODE_FAIL", "NEW_WORD"]
+)
 @pytest.mark.parametrize("generation", [1, 2])
 def test_an_active_job_of_the_same_request_is_adopted(word: str, generation: int) -> None:
     found = attempt()
@@ -65,7 +67,9 @@ def test_an_ended_job_is_not_active(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"plan": OTHER}, {"plan": None}, {"fenced": True}, {"cancelled": True}], ids=lambda values: next(iter(values))
+    "values",
+    [{"plan": OTHER}, {"plan": None}, {"fenced": True}, {"cancelled": True}],
+    ids=lambda values: next(iter(values)),
 )
 def test_an_active_job_that_cannot_be_adopted_is_cancelled_first(values: dict[str, Any]) -> None:
     decision = choose(attempt(**values), rows=(row(),))
@@ -171,7 +175,14 @@ def test_without_a_started_sbatch_no_job_can_be_ours() -> None:
 
 @pytest.mark.parametrize(
     ("word", "there"),
-    [("RUNNING", True), ("COMPLETING", True), ("PENDING", True), ("CANCELLED", False), ("COMPLETED", False), ("", True)],
+    [
+        ("RUNNING", True),
+        ("COMPLETING", True),
+        ("PENDING", True),
+        ("CANCELLED", False),
+        ("COMPLETED", False),
+        ("", True),
+    ],
 )
 def test_a_job_is_gone_only_when_it_ended(word: str, there: bool) -> None:
     assert run_state.alive(QueueAnswer("ok", (row(481, word),)), 481) is there

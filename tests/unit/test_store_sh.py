@@ -137,6 +137,17 @@ def test_an_inspection_leaves_the_file_where_it_is(job: Job) -> None:
     assert job.ws.files() == []
 
 
+def test_a_file_that_is_used_again_is_hashed_and_stays(job: Job) -> None:
+    there = job.ws.add("image")
+    job.variables = {"ASI_EXISTING_SHA256": SHA, "ASI_WORK": str(there), "ASI_WORK_OWNED": ""}
+    path, sha256, _, inode, _, managed = result(job.run())
+    assert (path, sha256, int(inode), managed) == (str(there), SHA, there.stat().st_ino, "true")
+    there.chmod(0o600)
+    there.write_text("other")
+    assert job.run().returncode == 87
+    assert there.read_text() == "other"
+
+
 def test_copy_to_store_keeps_the_given_file_on_any_file_system(job: Job) -> None:
     job.variables = {"ASI_OPERATION": "inspect_sqsh", "ASI_COPY_TO_STORE": "1", "ASI_WORK_OWNED": ""}
     path, *_ = result(job.run())

@@ -112,11 +112,15 @@ def scontrol(state: State, args: list[str]) -> tuple[int, str, str]:
     """``show job ID`` on one line."""
     for job in state.jobs():
         if str(job["id"]) == args[-1] and job["in_queue"]:
-            return 0, (
-                f"JobId={job['id']} JobName={job['name']} UserId=u(1) GroupId=u(1) JobState={job['state']} "
-                f"Reason={job['reason']} Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 ExitCode={job['exit']} "
-                "RunTime=00:00:05 NodeList=n1\n"
-            ), ""
+            return (
+                0,
+                (
+                    f"JobId={job['id']} JobName={job['name']} UserId=u(1) GroupId=u(1) JobState={job['state']} "
+                    f"Reason={job['reason']} Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 ExitCode={job['exit']} "
+                    "RunTime=00:00:05 NodeList=n1\n"
+                ),
+                "",
+            )
     return 1, "", "slurm_load_jobs error: Invalid job id specified\n"
 
 

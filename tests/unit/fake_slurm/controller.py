@@ -109,9 +109,7 @@ class FakeSlurm:
                 umask=umask,
             )
 
-    def run(
-        self, job_id: int, env: Mapping[str, str] | None = None, restarts: int = 0, umask: int = 0o022
-    ) -> int:
+    def run(self, job_id: int, env: Mapping[str, str] | None = None, restarts: int = 0, umask: int = 0o022) -> int:
         """Run the job to its end; returns the script's exit status and lets Slurm know it."""
         status = self.start(job_id, env, restarts, umask).wait(60)
         state = "FAILED" if status else "COMPLETED"

@@ -58,7 +58,9 @@ def test_an_old_enroot_is_refused_for_a_repository_without_namespace(cluster: Lo
     "line", ["Write failed because No space left on device", "mksquashfs: write: Disk quota exceeded"]
 )
 def test_an_import_that_runs_out_of_space_names_the_roots(cluster: LocalCluster, line: str) -> None:
-    cluster.slurm.enroot_does("import", f'head -c 1000 "${{here}}/image.sqsh" > "${{output}}"\necho "{line}" >&2\nexit 1')
+    cluster.slurm.enroot_does(
+        "import", f'head -c 1000 "${{here}}/image.sqsh" > "${{output}}"\necho "{line}" >&2\nexit 1'
+    )
     done = cluster.run(import_request())
     output = failed(cluster, done, "import_failed")
     assert "Filesystem" in output
@@ -80,7 +82,9 @@ def test_another_architecture_is_not_published(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("missing", [4096, 60_000])
 def test_a_truncated_squashfs_is_not_published(cluster: LocalCluster, missing: int) -> None:
-    cluster.slurm.enroot_does("import", f'cp "${{here}}/image.sqsh" "${{output}}"\ntruncate -s -{missing} "${{output}}"')
+    cluster.slurm.enroot_does(
+        "import", f'cp "${{here}}/image.sqsh" "${{output}}"\ntruncate -s -{missing} "${{output}}"'
+    )
     failed(cluster, cluster.run(import_request()), "broken_squashfs")
 
 
@@ -144,7 +148,9 @@ def test_a_file_that_changes_meanwhile_is_noticed(
     path.write_bytes(image("plain").read_bytes())
     act = SWAPS[swap].format(path=path)
     if moment == "while it is hashed":
-        cluster.slurm.tool("openssl", f'[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || {{ {act}; }}\nexec sha256sum')
+        cluster.slurm.tool(
+            "openssl", f'[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || {{ {act}; }}\nexec sha256sum'
+        )
     else:
         cluster.slurm.enroot_does("start", f'{act}\ncp "${{here}}/facts.json" "${{out}}/"')
     kind = "generic" if moment == "while it is hashed" else "client"
@@ -204,7 +210,9 @@ def test_missing_user_namespaces_are_named_with_the_node(cluster: LocalCluster) 
     assert failures.explain(done.status, "inspect", {"slurm.out": output}).reason == "no_user_namespaces"
 
 
-MOUNT_FAILS = 'echo x >> "${here}/tries"; (($(wc -l < "${here}/tries") > %d)) || { echo "Failed to mount" >&2; exit 1; }'
+MOUNT_FAILS = (
+    'echo x >> "${here}/tries"; (($(wc -l < "${here}/tries") > %d)) || { echo "Failed to mount" >&2; exit 1; }'
+)
 
 
 def test_a_slow_mount_is_tried_again(cluster: LocalCluster) -> None:

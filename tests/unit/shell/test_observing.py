@@ -17,7 +17,9 @@ from tests.unit.fake_slurm.login import LocalCluster, import_request
 CONTROLLER_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
-def watch_of(plan: LifecyclePlan, job_id: int, offset: int | None = 0, size: int = 65536, stream: str = "try1") -> Watch:
+def watch_of(
+    plan: LifecyclePlan, job_id: int, offset: int | None = 0, size: int = 65536, stream: str = "try1"
+) -> Watch:
     return Watch(job_id, plan.job_name, plan.token, plan.attempt_directory, "2024-05-01T10:00:00", stream, offset, size)
 
 

@@ -94,7 +94,10 @@ def test_an_unclear_answer_is_doubt_and_no_job(cluster: LocalCluster, answer: di
     [
         (1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"),
         (1, "sbatch: error: invalid partition specified: gone"),
-        (1, "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)"),
+        (
+            1,
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+        ),
         (127, "timeout: failed to run command 'sbatch': No such file or directory"),
     ],
 )

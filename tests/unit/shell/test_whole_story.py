@@ -18,7 +18,7 @@ from airflow_slurm_images.core.errors import (
     JobFailedError,
     SubmissionUnknownError,
 )
-from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.core.records import ImageRecord, JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
 from airflow_slurm_images.lifecycle import Lifecycle, Work
 from tests.unit.fake_slurm.login import RUN_KEY, LocalCluster, import_request
@@ -46,7 +46,18 @@ class Story:
     def work(
         self, request: ImportRequest | InspectRequest | None = None, *, retry: bool = False, generation: int = 1
     ) -> Work:
-        return Work(request or import_request("client"), RUN_KEY, generation, retry, "lab", {})
+        given = request or import_request("client")
+        return Work(given, RUN_KEY, generation, retry, "lab", {}, if_present="reimport")
+
+    def begin(self, work: Work) -> JobHandle:
+        """Begin something that needs a job."""
+        begun = self.lifecycle.begin(work)
+        assert isinstance(begun, JobHandle)
+        return begun
+
+    def finish(self, handle: JobHandle) -> ImageRecord:
+        """The record at the end."""
+        return self.lifecycle.finish(handle).record
 
     def run_jobs(self) -> None:
         """Start every pending job, as a cluster with room does."""
@@ -68,10 +79,10 @@ def story(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Story:
 
 def test_an_import_ends_with_an_alias_and_its_record(story: Story, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     assert story.handles == [handle]
     story.wait(handle)
-    record = story.lifecycle.finish(handle)
+    record = story.finish(handle)
     alias = story.cluster.workspace / "aliases/tool.sqsh"
     assert alias.resolve() == Path(record.sqsh.path)
     assert record.sqsh.alias_path == str(alias)
@@ -86,16 +97,16 @@ def test_an_import_ends_with_an_alias_and_its_record(story: Story, caplog: pytes
 
 def test_a_lost_answer_of_sbatch_ends_with_one_job_adopted(story: Story) -> None:
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT, effect=True)
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     story.wait(handle)
-    story.lifecycle.finish(handle)
+    story.finish(handle)
     assert [job["id"] for job in story.cluster.slurm.jobs()] == [handle.job_id]
     assert len(story.cluster.slurm.calls("sbatch")) == 1
 
 
 def test_a_submission_that_did_not_happen_is_made_once_more(story: Story) -> None:
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     assert story.now >= lifecycle.LOOK_UP_SECONDS
     assert len(story.cluster.slurm.calls("sbatch")) == 2
     assert [job["id"] for job in story.cluster.slurm.jobs()] == [handle.job_id]
@@ -105,60 +116,60 @@ def test_a_submission_that_stays_in_doubt_is_left_alone_and_told(story: Story) -
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
     with pytest.raises(SubmissionUnknownError) as caught:
-        story.lifecycle.begin(story.work())
+        story.begin(story.work())
     assert f"squeue --states=all --name=asi-{RUN_KEY}" in (caught.value.remedy or "")
     assert Path(caught.value.details["run_directory"], "plan.json").exists()
 
 
 def test_an_ended_job_of_a_lost_answer_long_ago_is_not_taken_for_the_new_one(story: Story) -> None:
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT, effect=True)
-    first = story.lifecycle.begin(story.work())
+    first = story.begin(story.work())
     Path(first.run_directory, "job_id").unlink(missing_ok=True)
     story.cluster.slurm.change(first.job_id, state="CANCELLED")
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
-    second = story.lifecycle.begin(story.work(generation=2))
+    second = story.begin(story.work(generation=2))
     assert second.job_id != first.job_id
 
 
 def test_a_running_job_is_adopted_by_the_next_try(story: Story) -> None:
-    first = story.lifecycle.begin(story.work())
-    again = story.lifecycle.begin(story.work(retry=True))
+    first = story.begin(story.work())
+    again = story.begin(story.work(retry=True))
     assert (again.job_id, again.attempt, again.token) == (first.job_id, first.attempt, first.token)
     story.wait(again)
-    assert story.lifecycle.finish(again).job.job_id == first.job_id
+    assert story.finish(again).job.job_id == first.job_id
     assert len(story.cluster.slurm.jobs()) == 1
 
 
 def test_a_finished_attempt_is_collected_by_a_retry_and_not_by_a_cleared_task(story: Story) -> None:
-    first = story.lifecycle.begin(story.work())
+    first = story.begin(story.work())
     story.wait(first)
-    assert story.lifecycle.begin(story.work(retry=True)).attempt == first.attempt
+    assert story.begin(story.work(retry=True)).attempt == first.attempt
     assert len(story.cluster.slurm.jobs()) == 1
-    assert story.lifecycle.begin(story.work(generation=2)).attempt != first.attempt
+    assert story.begin(story.work(generation=2)).attempt != first.attempt
     assert len(story.cluster.slurm.jobs()) == 2
 
 
 def test_a_job_of_another_request_is_cancelled_and_gone_before_the_new_one(story: Story) -> None:
-    first = story.lifecycle.begin(story.work())
-    second = story.lifecycle.begin(story.work(import_request("generic"), retry=True))
+    first = story.begin(story.work())
+    second = story.begin(story.work(import_request("generic"), retry=True))
     assert second.job_id != first.job_id
     assert story.cluster.slurm.job(first.job_id)["state"] == "CANCELLED"
     assert story.cluster.slurm.run(first.job_id) == 72
     story.wait(second)
-    assert story.lifecycle.finish(second).inspection.inspection.kind == "generic"
+    assert story.finish(second).inspection.inspection.kind == "generic"
 
 
 def test_a_queue_that_cannot_be_read_submits_nothing(story: Story) -> None:
     story.cluster.slurm.next_answer("squeue", rc=1, err="slurm_load_jobs error: Unable to contact slurm controller")
     with pytest.raises(ClusterUnavailableError, match="nothing was submitted|queue cannot be read"):
-        story.lifecycle.begin(story.work())
+        story.begin(story.work())
     assert story.cluster.slurm.calls("sbatch") == []
 
 
 def test_a_failed_job_tells_phase_reason_output_and_place(story: Story) -> None:
     line = "[ERROR] URL https://reg.example/v2/acme/tool/manifests/x returned error code: 429"
     story.cluster.slurm.enroot_does("import", f'echo "{line}" >&2\nexit 1')
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     with pytest.raises(Exception, match="limits the rate") as caught:
         story.wait(handle)
     text = str(caught.value)
@@ -168,7 +179,7 @@ def test_a_failed_job_tells_phase_reason_output_and_place(story: Story) -> None:
 
 
 def test_an_outage_is_warned_about_and_survived(story: Story, caplog: pytest.LogCaptureFixture) -> None:
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     story.meanwhile = lambda: None
     polls = 0
 
@@ -190,18 +201,18 @@ def test_an_outage_is_warned_about_and_survived(story: Story, caplog: pytest.Log
 
 def test_a_duplicate_that_claimed_the_attempt_is_followed(story: Story) -> None:
     story.meanwhile = lambda: None
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     plan_directory = Path(handle.run_directory)
     duplicate = story.cluster.slurm.submit(plan_directory / "job.sbatch")
     assert story.cluster.slurm.run(duplicate) == 0
     assert story.cluster.slurm.run(handle.job_id) == 72
     story.wait(handle)
-    assert story.lifecycle.finish(handle).job.job_id == duplicate
+    assert story.finish(handle).job.job_id == duplicate
 
 
 def test_a_pending_timeout_cancels_the_job_and_sees_it_gone(story: Story) -> None:
     story.meanwhile = lambda: None
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     with pytest.raises(JobFailedError, match="pending_timeout"):
         story.wait(handle, pending_timeout=600)
     assert story.cluster.slurm.job(handle.job_id)["state"] == "CANCELLED"
@@ -209,10 +220,10 @@ def test_a_pending_timeout_cancels_the_job_and_sees_it_gone(story: Story) -> Non
 
 @pytest.mark.parametrize("name", ["plan.json", "completion.json", "output/facts.json"])
 def test_records_changed_after_the_job_are_not_published(story: Story, name: str) -> None:
-    handle = story.lifecycle.begin(story.work())
+    handle = story.begin(story.work())
     story.wait(handle)
     path = Path(handle.run_directory, name)
     path.write_text(path.read_text().replace('"', "'", 1))
     with pytest.raises((IntegrityError, JobFailedError)):
-        story.lifecycle.finish(handle)
+        story.finish(handle)
     assert not (story.cluster.workspace / "aliases/tool.sqsh").exists()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OciTagTrigger: an event whenever a tag comes to stand for another image, for ``AssetWatcher``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError, RegistryError
+from airflow_slurm_images.core.oci import ResolvedImage
+from airflow_slurm_images.core.platform import Platform
+from airflow_slurm_images.core.reference import TagReference
+from airflow_slurm_images.hooks._oci_client import TagState
+from airflow_slurm_images.hooks.registry import resolve_with
+from airflow_slurm_images.triggers.registry_watch import SharedRegistry, WatchState
+
+HANDED_OVER = 3.0
+"""Seconds after which a fired event is in the database: the triggerer hands events over every second."""
+_LONGEST_WAIT = 3600.0
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the tag: ``digest`` and ``etag`` as the registry's headers say, ``platform`` as resolved.
+
+    ``event`` was or is to be fired, and it is not certain yet that it reached the database.
+    """
+
+    digest: str
+    etag: str | None
+    platform: str
+    event: dict[str, Any] | None = None
+
+    @property
+    def head(self) -> TagState:
+        return TagState(self.digest, self.etag, changed=False)
+
+
+class OciTagTrigger(BaseEventTrigger):
+    """Fires when a tag moves to another image for one platform; payload: see :meth:`run`.
+
+    :param image: ``[registry/]repository:tag``.
+    :param registry_conn_id: connection of the registry (``oci_registry`` or ``docker``); none: anonymous.
+    :param arch: architecture whose image counts, ``amd64`` or ``x86_64`` style.
+    :param os: operating system in the index.
+    :param variant: CPU variant such as ``v7``; none: the usual one.
+    :param poll_interval: seconds between looks. A look is one conditional HEAD request, which registries that
+        count pulls do not count; watchers of one registry and connection share its connections and its pauses.
+
+    The first look only takes note. What is known is kept in the asset's state store (Airflow 3.3) or in an Airflow
+    Variable named ``oci_tag_<hash>`` (before), so that a move while no triggerer ran fires once, afterwards. A
+    triggerer that is killed in the three seconds after it fired fires again: an import of what is there costs no job.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        registry_conn_id: str | None = None,
+        arch: str = "amd64",
+        os: str = "linux",
+        variant: str | None = None,
+        poll_interval: float = 300,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.image = image
+        self.registry_conn_id = registry_conn_id
+        self.arch = arch
+        self.os = os
+        self.variant = variant
+        self.poll_interval = poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and JSON arguments."""
+        names = ("image", "registry_conn_id", "arch", "os", "variant", "poll_interval")
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return path, {name: getattr(self, name) for name in names}
+
+    @property
+    def state_key(self) -> str:
+        """Name of what this watcher keeps: what it looks at, not how often."""
+        parts = [self.image, self.registry_conn_id, self.arch, self.os, self.variant]
+        return f"oci_tag_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look for ever; a registry that fails is a log line, only an author's mistake (InvalidRequestError) ends it.
+
+        Payload of an event: ``image`` as watched, ``reference`` pinned to the new image, ``old`` and ``new`` digest
+        of the platform's manifest, ``index_digest`` or None, ``platform``.
+        """
+        ref = TagReference.parse(self.image)
+        if ref.tag is None or self.poll_interval <= 0:
+            raise InvalidRequestError(f"{self.image!r} with poll_interval {self.poll_interval} is nothing to watch")
+        wanted = Platform.requested(self.arch, os=self.os, variant=self.variant)
+        state = await WatchState.open(getattr(self, "asset_state_store", None), self.state_key)
+        stored = await state.read()
+        known = _Known(**stored) if stored else None
+        async with SharedRegistry.joined(self.registry_conn_id, ref.registry) as registry:
+            failures = 0
+            while True:
+                if known is not None and known.event is not None:
+                    event, known = known.event, replace(known, event=None)
+                    try:
+                        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                    except GeneratorExit:  # whoever closes us has the event
+                        await state.write(asdict(known))
+                        raise
+                    await asyncio.sleep(HANDED_OVER)
+                    await state.write(asdict(known))
+                try:
+                    found: _Known | None = await self._look(registry, ref, wanted, known)
+                    failures = 0
+                except (RegistryError, IntegrityError) as err:
+                    found = known
+                    failures += 1
+                    self.log.warning("%s: %s", self.image, err)
+                if found is not None and found != known:
+                    known = found
+                    await state.write(asdict(known))
+                if known is None or known.event is None:
+                    await asyncio.sleep(self._delay(failures))
+
+    async def _look(
+        self, registry: SharedRegistry, ref: TagReference, wanted: Platform, known: _Known | None
+    ) -> _Known:
+        """One look: the same state when nothing moved, else the new one, with the event to fire in it."""
+        tag = str(ref.tag)
+        head = await registry.ask(
+            ref, lambda client: client.head(ref.repository, tag, known.head if known is not None else None)
+        )
+        if known is not None and not head.changed:
+            return known
+        moving = TagReference(registry=ref.registry, repository=ref.repository, tag=ref.tag, digest=None)
+        resolved = await registry.ask(ref, lambda client: resolve_with(client, moving, wanted))
+        digest = resolved.index_digest or resolved.platform_digest
+        etag = head.etag if head.digest == digest else None  # it may have moved between the two questions
+        if known is None:
+            self.log.info("%s is %s; watching it", self.image, resolved.platform_digest)
+            return _Known(digest, etag, resolved.platform_digest)
+        if resolved.platform_digest == known.platform:
+            self.log.info("%s moved to %s, which holds the same image for %s", self.image, digest, resolved.platform)
+            return _Known(digest, etag, known.platform)
+        self.log.info("%s moved: old %s, new %s", self.image, known.platform, resolved.platform_digest)
+        event = _payload(self.image, resolved, known.platform)
+        return _Known(digest, etag, resolved.platform_digest, event)
+
+    def _delay(self, failures: int) -> float:
+        """The interval with a tenth of jitter, doubled with each failure in a row up to an hour."""
+        longest = max(self.poll_interval, _LONGEST_WAIT)
+        wait = min(longest, self.poll_interval * 2 ** min(max(failures - 1, 0), 10))
+        return float(wait * random.uniform(1.0, 1.1))  # noqa: S311 - jitter
+
+
+def _payload(image: str, resolved: ResolvedImage, old: str) -> dict[str, Any]:
+    return {
+        "image": image,
+        "reference": resolved.reference,
+        "old": old,
+        "new": resolved.platform_digest,
+        "index_digest": resolved.index_digest,
+        "platform": resolved.platform,
+    }

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of the job when its task is killed or its time is over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import TaskDeferred
+from airflow.sdk import DAG
+
+from airflow_slurm_images.core.errors import JobFailedError
+from airflow_slurm_images.core.plan import job_name
+from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.operators import base
+from airflow_slurm_images.operators.images import OciImportOperator
+from airflow_slurm_images.task_context import TaskTry
+from tests.airflow.contexts import handle, task_context
+from tests.airflow.dag_runs import DagRunner
+from tests.airflow.fake_hook import FakeHook
+from tests.cluster.box import Box
+from tests.cluster.polling import wait_until
+from tests.cluster.slurm_daemons import CLOSED_PARTITION
+
+PINNED = "registry.example/team/app@sha256:" + 64 * "a"
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> FakeHook:
+    fake = FakeHook()
+
+    def make(*arguments: Any, **options: Any) -> FakeHook:
+        fake.options = (arguments, options)  # type: ignore[attr-defined]
+        return fake
+
+    monkeypatch.setattr(base, "SlurmHook", make)
+    return fake
+
+
+def operator(**arguments: Any) -> OciImportOperator:
+    return OciImportOperator(task_id="task", image=PINNED, name="app", slurm_conn_id="lab", **arguments)
+
+
+def test_killed_before_the_job_is_known_it_is_cancelled_by_name(hook: FakeHook) -> None:
+    """sbatch may be under way: only the name is certain."""
+    task, run_key = operator(), 32 * "a"
+    task._run_key = run_key
+    task.on_kill()
+    assert [what[:3] for what in hook.cancelled] == [(None, job_name(run_key), None)]
+    assert hook.closed == 1
+
+
+def test_killed_afterwards_it_is_cancelled_by_id_name_and_cluster(hook: FakeHook) -> None:
+    task, job = operator(), JobHandle.model_validate(handle(job_id=9, cluster="lab"))
+    task._run_key = job.run_key
+    task._remember(job)
+    task.on_kill()
+    assert [what[:3] for what in hook.cancelled] == [(9, job.job_name, "lab")]
+
+
+def test_the_kill_makes_one_quick_attempt(hook: FakeHook) -> None:
+    task = operator()
+    task._run_key = 32 * "a"
+    task.on_kill()
+    _, options = hook.options  # type: ignore[attr-defined]
+    assert options["connect_attempts"] == 1 and options["conn_timeout"] <= 3
+
+
+@pytest.mark.parametrize("why", ["not wanted", "nothing begun"])
+def test_otherwise_nothing_is_touched(hook: FakeHook, why: str) -> None:
+    task = operator(cancel_on_kill=why != "not wanted")
+    task._run_key = None if why == "nothing begun" else 32 * "a"
+    task.on_kill()
+    assert hook.cancelled == [] and hook.closed == 0
+
+
+def test_a_cluster_that_is_away_does_not_break_the_kill(hook: FakeHook, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise base.SlurmImagesError("away")
+
+    monkeypatch.setattr(hook, "cancel", fail)
+    task = operator()
+    task._run_key = 32 * "a"
+    task.on_kill()
+    assert hook.closed == 1
+
+
+# -- on the cluster
+
+
+def waiting_job(images: dict[str, str], **arguments: Any) -> OciImportOperator:
+    return OciImportOperator(
+        task_id="task",
+        image=images["nopython"],
+        name="waiting",
+        kind="generic",
+        profile={"partition": CLOSED_PARTITION},
+        if_present="reimport",
+        poll_interval=1,
+        **arguments,
+    )
+
+
+def active(box: Box) -> list[str]:
+    return [job.name for job in box.active_jobs()]
+
+
+def test_execution_timeout_cancels_the_job_of_a_blocking_task(
+    run_dag: DagRunner, box: Box, images: dict[str, str]
+) -> None:
+    with DAG("blocking_timeout", schedule=None) as dag:
+        waiting_job(images, execution_timeout=timedelta(seconds=2))
+    run = run_dag(dag)
+    assert run.states() == {"task": "failed"}
+    assert "Submitted job" in run.log and "Cancelled job" in run.log
+    assert wait_until(lambda: active(box) == [], 3)
+
+
+def test_pending_timeout_cancels_the_job_and_says_so(run_dag: DagRunner, box: Box, images: dict[str, str]) -> None:
+    with DAG("pending_timeout", schedule=None) as dag:
+        waiting_job(images, pending_timeout=1)
+    run = run_dag(dag)
+    failure = run.failure()
+    assert "pending_timeout: the job has been pending for" in failure["message"]
+    assert "raise `pending_timeout`" in failure["remedy"]
+    assert active(box) == []
+
+
+@pytest.mark.parametrize("cancel", [True, False], ids=["cancelled", "left alone"])
+def test_a_deferral_timeout_ends_with_its_own_message(box: Box, images: dict[str, str], cancel: bool) -> None:
+    """Airflow wakes the task with nothing but an error: which job it was, the task must know by itself."""
+    limit = timedelta(hours=1)
+    task = waiting_job(images, deferrable=True, execution_timeout=limit, cancel_on_kill=cancel)
+    context = task_context()
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(context)
+    assert deferred.value.timeout == limit
+    name = job_name(TaskTry.read(context, 0).run_key)
+    assert active(box) == [name]
+    with pytest.raises(JobFailedError, match="execution_timeout: job") as caught:
+        waiting_job(images, execution_timeout=limit, cancel_on_kill=cancel).resume_execution(
+            "__fail__", {"error": "Trigger timeout"}, context
+        )
+    assert type(caught.value.__cause__).__name__ == "TaskDeferralTimeout"
+    assert caught.value.retryable and "execution_timeout" in str(caught.value.remedy)
+    assert context["ti"].pushed["failure"]["reason"] == "execution_timeout"
+    assert (active(box) == []) is cancel
+    box.as_user(["scancel", f"--name={name}"], check=True)
+
+
+def test_a_trigger_that_broke_cancels_nothing(box: Box, images: dict[str, str], hook: FakeHook) -> None:
+    """Doubt is never a reason to cancel: the next try adopts the job."""
+    with pytest.raises(Exception, match="Trigger failure"):
+        waiting_job(images).resume_execution("__fail__", {"error": "Trigger failure"}, task_context())
+    assert hook.cancelled == []

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifecycle's decisions on a scripted cluster with a clock of its own: never two jobs, never a healthy one lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from airflow_slurm_images.core.decide import CompletionFound, Evidence, Limits
+from airflow_slurm_images.core.errors import (
+    ClusterUnavailableError,
+    InvalidRequestError,
+    JobFailedError,
+    LostContactError,
+    SubmissionUnknownError,
+)
+from airflow_slurm_images.core.observation import Observation, Watch
+from airflow_slurm_images.core.plan import LifecyclePlan
+from airflow_slurm_images.core.profile import ClusterProfile
+from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.run_state import Attempt, RunState
+from airflow_slurm_images.core.slurm import QueueAnswer, QueueRow, SubmittedJob
+from airflow_slurm_images.core.submission import Publication, SubmitAnswer
+from airflow_slurm_images.lifecycle import CANCEL_SECONDS, LOOK_UP_SECONDS, Lifecycle, Work
+
+from . import records
+
+NAME = records.handle().job_name
+AT = "2024-05-01T10:00:00"
+DOWN = ClusterUnavailableError("no route to host")
+LOG = logging.getLogger("tests.lifecycle")
+
+
+def row(job_id: int, state: str = "RUNNING", reason: str = "None") -> QueueRow:
+    return QueueRow(job_id, state, reason, 5, "n1", NAME)
+
+
+@dataclass
+class ScriptedCluster:
+    """Answers from lists (the last one stays); remembers what it was asked, in order."""
+
+    profile: ClusterProfile = field(default_factory=lambda: ClusterProfile.from_author(records.PROFILE))
+    submits: list[SubmitAnswer | Exception] = field(default_factory=list)
+    queues: list[QueueAnswer | Exception] = field(default_factory=lambda: [QueueAnswer("ok")])
+    cancels: list[QueueAnswer | Exception] = field(default_factory=lambda: [QueueAnswer("ok")])
+    observed: list[Observation | Exception] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    on_submit: Callable[[LifecyclePlan], None] = lambda _: None
+
+    @staticmethod
+    def _next(answers: list[Any]) -> Any:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def prepare(self, run_key: str, source_digest: str = "") -> RunState:
+        self.done.append("prepare")
+        queue = self._next(self.queues)
+        return RunState(workspace="/ws", login="ann", host="login1", attempts=tuple(self.attempts), queue=queue)
+
+    def stage(self, plan: LifecyclePlan, credentials: bytes | None = None) -> str:
+        self.done.append("stage")
+        self.attempts.append(attempt(plan, job=None))
+        return "0" * 64
+
+    def submit(self, plan: LifecyclePlan, staged_sha256: str) -> SubmitAnswer:
+        self.done.append("submit")
+        self.on_submit(plan)
+        answer: SubmitAnswer = self._next(self.submits)
+        return answer
+
+    def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None:
+        self.done.append(f"adopt {job_id} {generation}")
+
+    def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]:
+        self.done.append("observe")
+        return [self._next(self.observed)]
+
+    def collect(self, attempt_directory: str, *, ended: bool = False) -> RemoteResult:
+        self.done.append("collect")
+        return RemoteResult(0, {"tail.slurm.out": (b"the last words",)})
+
+    def cancel(
+        self, job_id: int | None, job_name: str, cluster: str | None = None, *, attempt: str = "*"
+    ) -> QueueAnswer:
+        self.done.append(f"cancel {job_id} {job_name == NAME} {cluster}")
+        answer: QueueAnswer = self._next(self.cancels)
+        return answer
+
+    def publish(self, workspace: str, name: str, record: bytes, variables: Mapping[str, str]) -> Publication:
+        raise AssertionError("nothing may be published here")
+
+    def count(self, verb: str) -> int:
+        """How often something was asked."""
+        return sum(entry.split()[0] == verb for entry in self.done)
+
+
+def attempt(plan: LifecyclePlan, job: int | None = 481, **values: Any) -> Attempt:
+    given: dict[str, Any] = {
+        "name": plan.attempt,
+        "plan": plan,
+        "submitted": SubmittedJob(job, None) if job else None,
+        "submitted_at": AT,
+        "claimed_by": None,
+        "fenced": False,
+        "cancelled": False,
+        "generations": frozenset({1}),
+        "exit_status": None,
+    }
+    return Attempt(**{**given, **values})
+
+
+class Clock:
+    """Time passes by sleeping only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 0.1)
+
+
+@pytest.fixture
+def cluster() -> ScriptedCluster:
+    return ScriptedCluster()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def lifecycle(cluster: ScriptedCluster, clock: Clock, started: list[JobHandle] | None = None) -> Lifecycle:
+    seen = [] if started is None else started
+    return Lifecycle(cluster, LOG, sleep=clock.sleep, clock=lambda: clock.now, started=seen.append)
+
+
+def work(**values: Any) -> Work:
+    given: dict[str, Any] = {
+        "request": records.import_request(),
+        "run_key": records.RUN_KEY,
+        "generation": 1,
+        "is_retry": False,
+        "slurm_conn_id": "lab",
+        "overrides": {"memory": "32G"},
+        "if_present": "reimport",
+    }
+    return Work(**{**given, **values})
+
+
+def submitted(job_id: int = 481, cluster: str | None = None) -> SubmitAnswer:
+    return SubmitAnswer(AT, SubmittedJob(job_id, cluster), None)
+
+
+def doubtful(words: str = "Socket timed out") -> SubmitAnswer:
+    return SubmitAnswer(AT, None, words)
+
+
+# --- beginning
+
+
+def test_a_submitted_job_is_known_before_anything_else_can_fail(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [submitted(cluster="north")]
+    started: list[JobHandle] = []
+    handle = lifecycle(cluster, clock, started).begin(work())
+    assert started == [handle]
+    assert isinstance(handle, JobHandle)
+    assert (handle.job_id, handle.cluster, handle.submitted_at, handle.profile) == (481, "north", AT, {"memory": "32G"})
+    assert cluster.done == ["prepare", "stage", "submit"]
+
+
+@pytest.mark.parametrize("error", [None, DOWN])
+def test_without_a_sight_of_the_queue_nothing_is_submitted(
+    cluster: ScriptedCluster, clock: Clock, error: Exception | None
+) -> None:
+    cluster.queues = [error or QueueAnswer("unknown", detail="munge is down")]
+    with pytest.raises(ClusterUnavailableError) as caught:
+        lifecycle(cluster, clock).begin(work())
+    assert caught.value.retryable
+    assert cluster.done == ["prepare"]
+
+
+def test_a_refused_job_is_not_looked_up_nor_submitted_again(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [InvalidRequestError("Slurm refused the job")]
+    with pytest.raises(InvalidRequestError):
+        lifecycle(cluster, clock).begin(work())
+    assert cluster.count("submit") == 1
+    assert cluster.count("prepare") == 1
+
+
+@pytest.mark.parametrize("answer", [doubtful(), DOWN], ids=["sbatch in doubt", "line broke"])
+def test_a_job_that_turns_up_late_is_adopted_and_not_submitted_again(
+    cluster: ScriptedCluster, clock: Clock, answer: SubmitAnswer | Exception
+) -> None:
+    cluster.submits = [answer]
+    empty, there = QueueAnswer("ok"), QueueAnswer("ok", (row(77, "PENDING"),))
+    cluster.queues = [empty, empty, DOWN, empty, there]
+    handle = lifecycle(cluster, clock).begin(work())
+    assert isinstance(handle, JobHandle)
+    assert handle.job_id == 77
+    assert cluster.count("submit") == 1
+    assert clock.now < LOOK_UP_SECONDS
+
+
+def test_an_absent_job_is_submitted_exactly_once_more(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [doubtful(), submitted(78)]
+    handle = lifecycle(cluster, clock).begin(work())
+    assert isinstance(handle, JobHandle)
+    assert handle.job_id == 78
+    assert cluster.count("submit") == 2
+    assert cluster.count("stage") == 1  # the same attempt
+    assert clock.now >= LOOK_UP_SECONDS
+
+
+def test_doubt_that_stays_is_said_with_the_command_to_look(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [doubtful("first"), doubtful("second")]
+    with pytest.raises(SubmissionUnknownError, match="second") as caught:
+        lifecycle(cluster, clock).begin(work())
+    assert cluster.count("submit") == 2
+    assert f"squeue --states=all --name={NAME}" in (caught.value.remedy or "")
+    assert not caught.value.retryable
+    assert cluster.count("cancel") == 0
+
+
+@pytest.mark.parametrize("blind", [DOWN, QueueAnswer("unknown", detail="munge")], ids=["no line", "no queue"])
+def test_without_an_answer_there_is_no_second_submission(
+    cluster: ScriptedCluster, clock: Clock, blind: QueueAnswer | Exception
+) -> None:
+    cluster.submits = [doubtful()]
+    cluster.queues = [QueueAnswer("ok"), blind]
+    with pytest.raises(SubmissionUnknownError, match="does not answer"):
+        lifecycle(cluster, clock).begin(work())
+    assert cluster.count("submit") == 1
+
+
+def test_an_active_job_of_this_request_is_adopted_on_its_own_cluster(cluster: ScriptedCluster, clock: Clock) -> None:
+    plan = records.plan()
+    cluster.attempts = [attempt(plan, submitted=SubmittedJob(481, "north"))]
+    cluster.queues = [QueueAnswer("ok", (row(481),))]
+    handle = lifecycle(cluster, clock).begin(work(generation=3))
+    assert isinstance(handle, JobHandle)
+    assert (handle.job_id, handle.cluster, handle.token) == (481, "north", plan.token)
+    assert cluster.done == ["prepare", "adopt 481 3"]
+
+
+def test_a_job_of_another_request_is_gone_before_anything_is_staged(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.attempts = [attempt(records.plan(records.import_request(kind="serving")))]
+    cluster.queues = [QueueAnswer("ok", (row(481),))]
+    cluster.cancels = [QueueAnswer("ok", (row(481),)), DOWN, QueueAnswer("unknown"), QueueAnswer("ok")]
+    cluster.submits = [submitted(482)]
+    lifecycle(cluster, clock).begin(work())
+    assert cluster.done == ["prepare", *["cancel 481 True None"] * 4, "stage", "submit"]
+
+
+def test_a_job_that_does_not_go_stops_the_work(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.attempts = [attempt(records.plan(records.import_request(kind="serving")))]
+    cluster.queues = [QueueAnswer("ok", (row(481),))]
+    cluster.cancels = [QueueAnswer("ok", (row(481, "COMPLETING"),))]
+    with pytest.raises(ClusterUnavailableError, match="still in the queue"):
+        lifecycle(cluster, clock).begin(work())
+    assert clock.now >= CANCEL_SECONDS
+    assert cluster.count("stage") == 0
+
+
+@pytest.mark.parametrize(("retry", "generation", "collected"), [(True, 1, True), (False, 1, False), (True, 2, False)])
+def test_a_good_attempt_is_collected_only_by_a_retry_of_its_generation(
+    cluster: ScriptedCluster, clock: Clock, retry: bool, generation: int, collected: bool
+) -> None:
+    cluster.attempts = [attempt(records.plan(), exit_status=0, claimed_by=481)]
+    cluster.submits = [submitted(500)]
+    handle = lifecycle(cluster, clock).begin(work(is_retry=retry, generation=generation))
+    assert isinstance(handle, JobHandle)
+    assert (handle.job_id == 481) is collected
+    assert (cluster.count("submit") == 0) is collected
+
+
+# --- waiting
+
+
+def seen(*rows: QueueRow, **values: Any) -> Observation:
+    return Observation(Evidence(QueueAnswer("ok", rows)), **values)
+
+
+def wait(cluster: ScriptedCluster, clock: Clock, **limits: float) -> None:
+    lifecycle(cluster, clock).wait(records.handle(cluster="north"), Limits(**limits), 30, "try1")
+
+
+@pytest.mark.parametrize(
+    ("observed", "limits", "words"),
+    [
+        (row(481, "PENDING", "Priority"), {"pending_timeout": 600}, "pending_timeout"),
+        (row(481, "RUNNING"), {"run_timeout": 1}, "run_timeout"),
+        (row(481, "PENDING", "AssocMaxWallDurationPerJobLimit"), {}, "AssocMaxWallDurationPerJobLimit"),
+    ],
+)
+def test_an_end_of_ours_cancels_the_right_job_and_sees_it_gone(
+    cluster: ScriptedCluster, clock: Clock, observed: QueueRow, limits: dict[str, float], words: str
+) -> None:
+    cluster.observed = [seen(observed)]
+    cluster.cancels = [QueueAnswer("ok", (row(481, "COMPLETING"),)), QueueAnswer("ok", (row(481, "CANCELLED"),))]
+    with pytest.raises(JobFailedError, match=words) as caught:
+        wait(cluster, clock, **limits)
+    assert [entry for entry in cluster.done if entry.startswith("cancel")] == ["cancel 481 True north"] * 2
+    assert "the last words" in caught.value.message
+
+
+def test_what_is_cancelled_is_the_job_that_runs_the_attempt(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.observed = [seen(row(481, "FAILED"), row(482, "RUNNING"), claimed_by=482)]
+    with pytest.raises(JobFailedError, match="Job 482"):
+        wait(cluster, clock, run_timeout=1)
+    assert cluster.count("cancel") == 1
+    assert "cancel 482 True north" in cluster.done
+
+
+def test_lost_contact_cancels_nothing(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.observed = [seen(row(481)), DOWN]
+    with pytest.raises(LostContactError, match="left alone") as caught:
+        wait(cluster, clock, unknown_limit=3600)
+    assert caught.value.retryable
+    assert 3600 <= clock.now < 4200
+    assert cluster.count("cancel") == 0
+
+
+def test_a_job_pending_for_hours_for_a_good_reason_is_waited_for(cluster: ScriptedCluster, clock: Clock) -> None:
+    done = records.completion()
+    good = Observation(Evidence(QueueAnswer("ok"), completion=CompletionFound(0)), record=done)
+    cluster.observed = [*[seen(row(481, "PENDING", "Priority"))] * 100, good]
+    wait(cluster, clock)
+    assert cluster.count("observe") == 101
+    assert cluster.count("cancel") == 0
+
+
+def test_an_error_is_told_also_when_the_logs_cannot_be_read(
+    cluster: ScriptedCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object, **__: object) -> RemoteResult:
+        raise DOWN
+
+    monkeypatch.setattr(cluster, "collect", down)
+    cluster.observed = [seen(row(481, "PENDING", "BadConstraints"))]
+    with pytest.raises(JobFailedError, match="BadConstraints"):
+        wait(cluster, clock)
