@@ -16,6 +16,7 @@ asi::begin() {
     while IFS= read -r name; do
         case "${name}" in
             SLURM_CONF) ;;
+            TAR_OPTIONS | GREP_OPTIONS | POSIXLY_CORRECT | CDPATH | BASH_ENV | ENV | LD_PRELOAD) unset "${name}" ;;
             SLURM_* | SBATCH_* | SQUEUE_* | SACCT_* | SCANCEL_* | SCONTROL_* | PMIX_*) unset "${name}" ;;
         esac
     done < <(compgen -e)

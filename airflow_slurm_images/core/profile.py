@@ -17,7 +17,7 @@ ENVIRONMENT_NAMES = frozenset(
     {
         *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "TZ"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "TZ", "SOURCE_DATE_EPOCH"),
         *("ENROOT_CONNECT_TIMEOUT", "ENROOT_TRANSFER_TIMEOUT", "ENROOT_TRANSFER_RETRIES"),
         *("ENROOT_MAX_CONNECTIONS", "ENROOT_GZIP_PROGRAM", "ENROOT_ZSTD_OPTIONS"),
     }

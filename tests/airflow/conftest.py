@@ -6,7 +6,10 @@ from __future__ import annotations
 from tests.airflow import environment  # isort: skip  # settles Airflow's configuration, so it comes first
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +40,17 @@ def box(box_accounting: Box) -> Iterator[Box]:
 def images(box: Box, push_images: Callable[[Box], dict[str, str]]) -> dict[str, str]:
     """Pinned references of the test images in the box's registry: client, serving, nopython, static."""
     return {name: f"{box.registry}/images/{name}:latest@{digest}" for name, digest in push_images(box).items()}
+
+
+@pytest.fixture(scope="session")
+def sqsh(box: Box) -> Path:
+    """A SquashFS file on the cluster that somebody else made."""
+    (box.workspace / "tree" / "etc").mkdir(parents=True)
+    (box.workspace / "tree" / "etc" / "os-release").write_text("NAME=Test\nID=test\n")
+    made = box.workspace / "foreign.sqsh"
+    subprocess.run(["mksquashfs", made.with_name("tree"), made, "-quiet", "-no-progress"], check=True)
+    shutil.chown(made, box.user)
+    return made
 
 
 @pytest.fixture

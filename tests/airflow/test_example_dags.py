@@ -60,12 +60,9 @@ def test_import_image_runs(run_dag: DagRunner, box: Box, images: dict[str, str])
 
 
 @pytest.mark.parametrize("name", [None, "looked-at"])
-def test_inspect_sqsh_runs(run_dag: DagRunner, box: Box, name: str | None) -> None:
-    made = "mkdir -p tree/etc && echo ID=test > tree/etc/os-release && mksquashfs tree example.sqsh -quiet -noappend"
-    box.as_user(["sh", "-c", made], cwd=box.workspace, check=True)
-    path = f"{box.workspace}/example.sqsh"
-    run = run_dag(load("inspect_sqsh"), {"path": path, "name": name, "kind": "generic"})
+def test_inspect_sqsh_runs(run_dag: DagRunner, sqsh: Path, name: str | None) -> None:
+    run = run_dag(load("inspect_sqsh"), {"path": str(sqsh), "name": name, "kind": "generic"})
     assert run.states() == {"inspect_sqsh": "success", "report": "success"}
     record = run.record("inspect_sqsh")
-    assert (record["name"], record["sqsh"]["path"], record["source"]) == (name, path, None)
+    assert (record["name"], record["sqsh"]["path"], record["source"]) == (name, str(sqsh), None)
     assert (record["sqsh"]["alias_path"] is None) is (name is None)

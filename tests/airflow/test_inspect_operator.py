@@ -16,14 +16,6 @@ from tests.cluster.box import Box
 NAMES = {"unnamed": None, "named": "mine", "copied": "ours"}
 
 
-@pytest.fixture(scope="session")
-def sqsh(box: Box) -> Path:
-    """A SquashFS file that somebody else made, with a shell script in it."""
-    made = "mkdir -p tree/etc && echo ID=test > tree/etc/os-release && mksquashfs tree foreign.sqsh -quiet -no-progress"
-    box.as_user(["sh", "-c", made], cwd=box.workspace, check=True)
-    return box.workspace / "foreign.sqsh"
-
-
 @pytest.fixture
 def inspections(run_dag: DagRunner, box: Box, sqsh: Path, kept_runs: dict[str, Run]) -> Run:
     if "inspections" not in kept_runs:

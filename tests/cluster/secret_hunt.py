@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,14 +29,12 @@ class Hunt:
         return any(form in data for form in self.forms)
 
     def files(self, *roots: Path) -> list[Path]:
-        """Regular files that hold a form, whoever owns them; names count too."""
+        """Regular files that hold a form, whoever owns them; names count too. What vanishes meanwhile is gone."""
         found = []
         for root in roots:
-            for path in [root, *root.rglob("*")]:
-                if self.is_in(str(path).encode()) or (
-                    path.is_file() and not path.is_symlink() and self.is_in(_content(path))
-                ):
-                    found.append(path)
+            for directory, _, names in os.walk(root):
+                paths = [Path(directory, name) for name in names]
+                found += [path for path in paths if self.is_in(str(path).encode()) or self.is_in(_content(path))]
         return found
 
     def sample(self, pids: Iterable[int]) -> None:
@@ -56,6 +55,6 @@ class Hunt:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
     except OSError:
         return b""

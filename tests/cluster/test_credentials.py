@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from airflow_slurm_images.core.decide import Limits
 from airflow_slurm_images.core.errors import RegistryAuthError, RegistryTlsError, SlurmImagesError
 from airflow_slurm_images.hooks.registry import OciRegistryHook
 from airflow_slurm_images.hooks.registry_login import import_login
@@ -22,11 +22,13 @@ from tests.enroot_contract.images import OCI_MANIFEST, base_tree, build
 from tests.enroot_contract.registries import OddRegistry, odd_registry
 
 from . import images as images_module
+from . import procfs
 from .box import Box
 from .polling import wait_until
 from .registries import Registries, Server
 from .remains import private_home, user_processes
 from .secret_hunt import Hunt
+from .space import kill
 from .works import Task, as_operator, import_task
 
 CONN_ID = "registry"
@@ -64,9 +66,6 @@ def private_task(box: Box, hook: OciRegistryHook, image: str, name: str = "tool"
     task = import_task(box, image, name, insecure=True, **options)
     task.work = replace(task.work, credentials=partial(import_login, hook, image))
     return task
-
-
-SHORT = Limits(appear_grace=2, gone_grace=2, interrupted_grace=2)
 
 
 @pytest.fixture
@@ -218,7 +217,7 @@ def _importing(box: Box, odd: OddRegistry, digest: str, connect: Connect, name: 
     """A job that Enroot's import has logged in for and that waits for a blob."""
     assert odd.basic is not None
     hook = connect(odd.address, *odd.basic)
-    task = private_task(box, hook, f"{odd.address}/team/tool@{digest}", name, limits=SHORT)
+    task = private_task(box, hook, f"{odd.address}/team/tool@{digest}", name)
     task.begin()
     assert wait_until(lambda: odd.busy > 0, 60)
     hunt = Hunt(*odd.basic)
@@ -242,9 +241,10 @@ def test_a_batch_shell_killed_alone_leaves_no_secret(
     box_plain: Box, held: tuple[OddRegistry, str], connect: Connect
 ) -> None:
     task, hunt = _importing(box_plain, *held, connect, "shell-killed")
-    listed = as_operator(box_plain, "scontrol", "listpids", str(task.handle.job_id))
-    shells = [int(row.split()[0]) for row in listed.splitlines()[1:] if row.split()[2] == "batch"]
-    as_operator(box_plain, "kill", "-KILL", str(min(shells)))
+    script = f"job{task.handle.job_id:05d}/slurm_script"
+    shells = [pid for pid in box_plain.space.pids() if procfs.mentions(pid, script)]
+    (step,) = {parent for pid in shells if procfs.name_of(parent := procfs.parent_of(pid) or 0) == "slurmstepd"}
+    kill([pid for pid in shells if procfs.parent_of(pid) == step])
     assert wait_until(lambda: hunt.files(*places(box_plain)) == [], 15)
 
 
@@ -252,19 +252,26 @@ def test_what_a_dead_node_left_is_removed_at_the_next_contact(
     box_plain: Box, held: tuple[OddRegistry, str], connect: Connect
 ) -> None:
     task, hunt = _importing(box_plain, *held, connect, "node-died")
-    box_plain.stop_slurmd()
-    kill = ["pkill", "-KILL", "-u", box_plain.user, "-f", "slurm_script|enroot|curl"]
-    box_plain.as_root(kill)
-    assert wait_until(lambda: user_processes(box_plain) == [], 20)
-    assert hunt.files(task.directory), "the test shows nothing if the job cleaned up"
+    box_plain.stop_slurmd(end_steps=True)
     try:
+        assert wait_until(lambda: user_processes(box_plain) == [], 20)
+        left = hunt.files(task.directory)
+        assert left, "the test shows nothing if the job cleaned up"
+        _age(task.directory / "job_id")
+        task.hook.prepare(task.work.run_key)
+        assert hunt.files(task.directory) == left, "the queue still has the job"
         as_operator(box_plain, "scontrol", "update", f"NodeName={box_plain.node}", "State=DOWN", "Reason=test")
-        with pytest.raises(SlurmImagesError):
-            task.wait()
+        assert wait_until(lambda: task.handle.job_id not in [job.job_id for job in box_plain.active_jobs()], 30)
+        print("ZZZ", task.hook.prepare(task.work.run_key).queue, (task.directory/"job_id").read_text(), list(task.directory.iterdir()))
     finally:
         box_plain.start_slurmd()
-        as_operator(box_plain, "scontrol", "update", f"NodeName={box_plain.node}", "State=RESUME")
+        box_plain.as_root(["scontrol", "update", f"NodeName={box_plain.node}", "State=RESUME"])
     assert hunt.files(*places(box_plain)) == []
+
+
+def _age(path: Path) -> None:
+    then = path.stat().st_mtime - 600
+    os.utime(path, (then, then))
 
 
 def test_a_pending_job_that_is_cancelled_leaves_no_secret(

@@ -74,9 +74,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("path", LINKS)
-def test_a_link_where_enroot_opens_a_file_is_not_started(
-    box_plain: Box, home: Path, base: Tree, path: str
-) -> None:
+def test_a_link_where_enroot_opens_a_file_is_not_started(box_plain: Box, home: Path, base: Tree, path: str) -> None:
     tree = changed(bare(base, path), {}, {path: LINKS[path]})
     refused(box_plain, f"link-{path.replace('/', '-').replace('.', '')}", tree, path)
 
@@ -127,7 +125,10 @@ def test_links_elsewhere_are_what_images_are_made_of(box_plain: Box, home: Path,
 # -- configuration of the image, which must have no effect
 
 WITNESS = "the image ran"
-REPORT = f"echo '{WITNESS}'; cat /proc/mounts; ls -la / /home /stolen* /srv 2>&1; cat /stolen*/precious; echo x > /stolen/precious; exit 3"
+REPORT = f"""\
+echo '{WITNESS}'; cat /proc/mounts; ls -la / /home /stolen* /srv 2>&1
+cat /stolen*/precious; echo x > /stolen/precious
+exit 3"""
 
 
 def started(box: Box, name: str, tree: Tree) -> str:
@@ -177,9 +178,7 @@ def test_hooks_and_bundles_in_the_image_do_not_run(box_plain: Box, home: Path, b
     assert "hook ran" not in report
 
 
-def test_nothing_of_the_host_is_mounted_but_what_the_inspector_needs(
-    box_plain: Box, home: Path, base: Tree
-) -> None:
+def test_nothing_of_the_host_is_mounted_but_what_the_inspector_needs(box_plain: Box, home: Path, base: Tree) -> None:
     report = started(box_plain, "mounts", base)
     table = [line.split()[1] for line in report.splitlines() if len(line.split()) == 6 and " 0 0" in line]
     below = {target for target in table if not target.startswith(("/proc", "/dev", "/asi"))}

@@ -103,9 +103,7 @@ def test_a_client_image_is_imported_inspected_and_published(any_box: Box, images
         assert sum(line.startswith(f"asi: phase {phase} ") for line in task.lines) == 1, phase
 
 
-def test_a_serving_image_is_bound_to_its_own_script_and_needs_no_gpu(
-    any_box: Box, images: dict[str, str]
-) -> None:
+def test_a_serving_image_is_bound_to_its_own_script_and_needs_no_gpu(any_box: Box, images: dict[str, str]) -> None:
     task = import_task(any_box, images["serving"], "main-serving", "serving", required_distributions=["vllm>=0.30"])
     record = task.run()
     assert inspected(record) == {
@@ -146,9 +144,7 @@ def test_a_client_without_python_or_shell_fails_clearly_and_publishes_nothing(
     assert left_by(any_box, task) == []
 
 
-def test_importing_a_digest_again_gives_the_alias_a_second_version(
-    any_box: Box, images: dict[str, str]
-) -> None:
+def test_importing_a_digest_again_gives_the_alias_a_second_version(any_box: Box, images: dict[str, str]) -> None:
     first = import_task(any_box, images["static"], "again").run()
     second = import_task(any_box, images["static"], "again").run()
     check_published(any_box, second)

@@ -94,9 +94,7 @@ def test_a_byte_changed_while_the_job_waits_stops_it_before_enroot(
     assert left_by(box_plain, task) == []
 
 
-def test_a_staged_file_that_became_a_link_or_vanished_stops_the_job(
-    box_plain: Box, task: Task, held: None
-) -> None:
+def test_a_staged_file_that_became_a_link_or_vanished_stops_the_job(box_plain: Box, task: Task, held: None) -> None:
     task.begin()
     (task.directory / "enroot.sh").unlink()
     release(box_plain)

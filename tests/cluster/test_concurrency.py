@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several tasks at once: one digest, one alias, no collision (FS-3)."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .box import Box
+from .remains import left_by
+from .works import Task, import_task, inspect_task, sha256
+
+TASKS = 4
+
+
+def run_all(tasks: list[Task]) -> None:
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        list(pool.map(Task.begin, tasks))
+        list(pool.map(Task.wait, tasks))
+
+
+def test_imports_of_one_digest_under_one_alias_all_succeed(any_box: Box, images: dict[str, str]) -> None:
+    tasks = [import_task(any_box, images["static"], "shared") for _ in range(TASKS)]
+    run_all(tasks)
+    with ThreadPoolExecutor(TASKS) as pool:
+        records = list(pool.map(Task.finish, tasks))
+    store = any_box.workspace / "store" / "sha256"
+    for record in records:
+        assert Path(record.sqsh.path) == store / f"{sha256(Path(record.sqsh.path))}.sqsh"
+    alias = any_box.workspace / "aliases" / "shared.sqsh"
+    published = json.loads(alias.with_suffix(".json").read_text())
+    assert published["sqsh"]["path"] == str(alias.resolve())
+    assert published in [record.model_dump(mode="json") for record in records]
+    assert [path.name for path in store.iterdir() if path.name.startswith(".")] == []
+    assert left_by(any_box, tasks[0]) == []
+
+
+def test_copies_of_one_file_into_the_store_become_one_file(any_box: Box, images: dict[str, str]) -> None:
+    source = Path(import_task(any_box, images["nopython"], "source").run().sqsh.path)
+    copy = any_box.workspace / "copy.sqsh"
+    any_box.as_user(["cp", str(source), str(copy)], check=True)
+    tasks = [inspect_task(any_box, copy, "generic", f"copy-{number}", copy_to_store=True) for number in range(TASKS)]
+    run_all(tasks)
+    records = [task.finish() for task in tasks]
+    assert {record.sqsh.path for record in records} == {str(source)}
+    assert [path.name for path in source.parent.iterdir() if path.name.startswith(".")] == []
