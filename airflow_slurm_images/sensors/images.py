@@ -15,6 +15,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
     BaseSensorOperator,
     PokeReturnValue,
+    XComArg,
     conf,
 )
 from pydantic import ValidationError
@@ -52,7 +53,7 @@ class SlurmJobSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        job: Mapping[str, Any] | str,
+        job: Mapping[str, Any] | str | XComArg,
         deferrable: bool | None = None,
         poke_interval: float | timedelta = 30,
         pending_timeout: float | timedelta | None = None,

@@ -125,9 +125,7 @@ def _client() -> Tree:
     tree = Tree()
     site = "/usr/local/lib/python3.11/dist-packages"
     wheels.unpack(tree, pip_wheel(), site)
-    tree.file(
-        "/usr/local/bin/pip", wheels.console_script("pip._internal.cli.main:main", "/usr/bin/python3"), 0o755
-    )
+    tree.file("/usr/local/bin/pip", wheels.console_script("pip._internal.cli.main:main", "/usr/bin/python3"), 0o755)
     for name, version in CLIENT_DISTRIBUTIONS.items():
         module = name.lower().replace(".", "_")
         wheels.install(tree, site, name, version, {f"{module}/__init__.py": f'__version__ = "{version}"\n'})
@@ -198,6 +196,4 @@ def _member(archive: Path, name: str) -> bytes:
 
 
 def _debian_architecture() -> str:
-    return subprocess.run(
-        ["dpkg", "--print-architecture"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    return subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()

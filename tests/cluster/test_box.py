@@ -30,9 +30,7 @@ def test_a_batch_job_completes_and_squeue_sees_it(any_box: Box) -> None:
 def test_accounting_sees_the_job(box_accounting: Box) -> None:
     job_id = submit(box_accounting, "--job-name=accounted", "--wrap=true")
     assert wait_until(
-        lambda: (
-            (job_id, "COMPLETED") in {(job.job_id, job.state) for job in box_accounting.sacct("accounted")}
-        ),
+        lambda: (job_id, "COMPLETED") in {(job.job_id, job.state) for job in box_accounting.sacct("accounted")},
         30,
     )
 
@@ -93,9 +91,7 @@ def test_ssh_needs_the_key(any_box: Box) -> None:
 
 
 def test_sshd_goes_away_with_its_sessions_and_comes_back_with_other_options(box_plain: Box) -> None:
-    session = subprocess.Popen(
-        [*ssh(box_plain), "sleep 600"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    session = subprocess.Popen([*ssh(box_plain), "sleep 600"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert wait_until(lambda: bool(box_plain.space.pids("sleep")), 10)
     box_plain.stop_sshd()
     _, errors = session.communicate(timeout=10)
@@ -140,9 +136,7 @@ def test_the_connection_names_what_is_there(any_box: Box) -> None:
 # -- the registry
 
 
-def test_the_registry_serves_the_pushed_digests(
-    box_plain: Box, push_images: Callable[[Box], dict[str, str]]
-) -> None:
+def test_the_registry_serves_the_pushed_digests(box_plain: Box, push_images: Callable[[Box], dict[str, str]]) -> None:
     digests = push_images(box_plain)
     assert set(digests) == {"client", "serving", "nopython", "static"}
     for name, digest in digests.items():

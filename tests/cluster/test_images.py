@@ -71,9 +71,7 @@ def test_the_client_has_pip_and_its_distributions(rootfs: dict[str, Path]) -> No
         inside(rootfs["client"], "python3", "-c", f"import {module}")
 
 
-def test_the_server_runs_from_its_environment(
-    rootfs: dict[str, Path], image_layouts: dict[str, Path]
-) -> None:
+def test_the_server_runs_from_its_environment(rootfs: dict[str, Path], image_layouts: dict[str, Path]) -> None:
     assert inside(rootfs["serving"], "vllm", "--version") == f"vllm {VLLM_VERSION}\n"
     assert (rootfs["serving"] / VLLM_EXECUTABLE.lstrip("/")).exists()
     find = "import importlib.metadata as m; print(m.version('vllm'), m.entry_points(group='console_scripts'))"
@@ -96,9 +94,7 @@ def test_no_python_but_a_shell(rootfs: dict[str, Path]) -> None:
 
 def test_one_program_and_no_shell(rootfs: dict[str, Path]) -> None:
     assert inside(rootfs["static"], "/app", "--version").startswith("tini version")
-    files = {
-        str(path.relative_to(rootfs["static"])) for path in rootfs["static"].rglob("*") if path.is_file()
-    }
+    files = {str(path.relative_to(rootfs["static"])) for path in rootfs["static"].rglob("*") if path.is_file()}
     assert files == {"app", "etc/passwd", "etc/group"}
 
 

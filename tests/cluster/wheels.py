@@ -10,9 +10,7 @@ from pathlib import Path
 
 from .oci import Tree
 
-WHEEL_METADATA = (
-    "Wheel-Version: 1.0\nGenerator: airflow-slurm-images-tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-)
+WHEEL_METADATA = "Wheel-Version: 1.0\nGenerator: airflow-slurm-images-tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def install(
@@ -37,9 +35,7 @@ def install(
     if scripts:
         lines = "".join(f"{script} = {target}\n" for script, target in scripts.items())
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{lines}"
-    record = "".join(
-        f"{path},{_record_hash(text.encode())},{len(text.encode())}\n" for path, text in files.items()
-    )
+    record = "".join(f"{path},{_record_hash(text.encode())},{len(text.encode())}\n" for path, text in files.items())
     files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
     for path, text in files.items():
         tree.file(f"{site}/{path}", text)

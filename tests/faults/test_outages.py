@@ -85,9 +85,7 @@ class TestOutage:
         scene.box.start_slurmdbd()
         scene.assert_settled(jobs=1, imports=1)
 
-    def test_lost_contact_leaves_the_job_and_the_retry_adopts(
-        self, make_scene: MakeScene, box: Box, mode: str
-    ) -> None:
+    def test_lost_contact_leaves_the_job_and_the_retry_adopts(self, make_scene: MakeScene, box: Box, mode: str) -> None:
         scene = make_scene(box, mode, limits={"unknown_limit": 2.0})
         scene.hold()
         waiting = scene.begin()

@@ -136,9 +136,7 @@ def test_cpus_are_a_whole_positive_number(value: Any) -> None:
     refused(cpus_per_task=value)
 
 
-@pytest.mark.parametrize(
-    "value", ["0", "0G", 0, -5, "16 G", "16GB", "1.5G", "G", "", "16g;", True, None, "٣G"]
-)
+@pytest.mark.parametrize("value", ["0", "0G", 0, -5, "16 G", "16GB", "1.5G", "G", "", "16g;", True, None, "٣G"])
 def test_memory_that_is_no_size_is_refused(value: Any) -> None:
     assert refused(memory=value).details["part"] == "memory"
 
@@ -240,17 +238,13 @@ def test_any_value_gives_one_clean_line_or_a_documented_refusal(option: str, val
 # Joining
 
 
-@pytest.mark.parametrize(
-    "line", ["#SBATCH --a=b\nrm", "rm -rf", "# SBATCH --a", "#SBATCH -N1", "#SBATCH --a\r"]
-)
+@pytest.mark.parametrize("line", ["#SBATCH --a=b\nrm", "rm -rf", "# SBATCH --a", "#SBATCH -N1", "#SBATCH --a\r"])
 def test_a_line_that_is_not_one_directive_is_refused(line: str) -> None:
     with pytest.raises(InvalidRequestError):
         batch.render_script([line], {}, "true\n")
 
 
-@pytest.mark.parametrize(
-    "body", ["a\r\n", "a\0", "#SBATCH --gres=gpu:1\n", "true\n#SBATCH -G1\n", "#PBS -l x\n"]
-)
+@pytest.mark.parametrize("body", ["a\r\n", "a\0", "#SBATCH --gres=gpu:1\n", "true\n#SBATCH -G1\n", "#PBS -l x\n"])
 def test_a_body_with_directives_or_dos_line_ends_is_refused(body: str) -> None:
     with pytest.raises(InvalidRequestError):
         batch.render_script([], {}, body)

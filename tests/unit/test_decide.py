@@ -90,9 +90,7 @@ class Watch:
         self.notes += self.verdict.notes
         return self.verdict.kind
 
-    def until_end(
-        self, answer: QueueAnswer, accounting: AccountingAnswer | None = None, **rest: object
-    ) -> float:
+    def until_end(self, answer: QueueAnswer, accounting: AccountingAnswer | None = None, **rest: object) -> float:
         start = self.now
         for _ in range(1000):
             if self.poll(answer, accounting, **rest) != "wait":  # type: ignore[arg-type]
@@ -100,9 +98,7 @@ class Watch:
         raise AssertionError("never ended")
 
 
-def kinds(
-    watch: Watch, polls: Iterable[tuple[QueueAnswer, AccountingAnswer | None, Completion]]
-) -> list[str]:
+def kinds(watch: Watch, polls: Iterable[tuple[QueueAnswer, AccountingAnswer | None, Completion]]) -> list[str]:
     return [watch.poll(*poll) for poll in polls]
 
 
@@ -110,9 +106,7 @@ def kinds(
 
 
 @pytest.mark.parametrize("answer", [DOWN, EMPTY, queue("RUNNING"), queue("COMPLETING"), queue("FAILED")])
-@pytest.mark.parametrize(
-    "accounting", [None, DISABLED, SACCT_DOWN, sacct(row("CANCELLED")), sacct(row("COMPLETED"))]
-)
+@pytest.mark.parametrize("accounting", [None, DISABLED, SACCT_DOWN, sacct(row("CANCELLED")), sacct(row("COMPLETED"))])
 def test_a_record_with_our_token_decides_over_queue_and_accounting(
     answer: QueueAnswer, accounting: AccountingAnswer | None
 ) -> None:
@@ -160,10 +154,7 @@ def test_poll_2_only_the_stated_limit_ends_in_lost_contact_and_the_job_is_left_a
 def test_poll_2_one_good_poll_gives_the_whole_budget_back() -> None:
     watch = Watch(Limits(unknown_limit=100))
     for _ in range(10):
-        assert (
-            kinds(watch, [(DOWN, None, None), (DOWN, None, None), (queue("RUNNING"), None, None)])
-            == ["wait"] * 3
-        )
+        assert kinds(watch, [(DOWN, None, None), (DOWN, None, None), (queue("RUNNING"), None, None)]) == ["wait"] * 3
 
 
 def test_poll_2_an_outage_decides_nothing_even_with_an_old_accounting_row() -> None:
@@ -223,9 +214,7 @@ def test_poll_5_coming_back_clears_the_deadline() -> None:
         assert watch.poll(queue("PENDING")) == "wait"
 
 
-@pytest.mark.parametrize(
-    "state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "EXPEDITING", "RECONFIG_FAIL"]
-)
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "EXPEDITING", "RECONFIG_FAIL"])
 def test_poll_5_interrupted_and_still_in_the_queue_is_waited_for(state: str) -> None:
     watch = Watch()
     assert {watch.poll(queue(state)) for _ in range(50)} == {"wait"}
@@ -242,9 +231,7 @@ def test_poll_5_interrupted_and_still_in_the_queue_is_waited_for(state: str) -> 
         ("REVOKED", "`cluster`", True),
     ],
 )
-def test_poll_6_each_failure_state_ends_at_once_with_its_own_advice(
-    state: str, part: str, retryable: bool
-) -> None:
+def test_poll_6_each_failure_state_ends_at_once_with_its_own_advice(state: str, part: str, retryable: bool) -> None:
     watch = Watch()
     watch.poll(queue("RUNNING"))
     assert watch.poll(EMPTY, sacct(row(state, 0, 9))) == "failed"
@@ -516,17 +503,11 @@ def test_a_clock_that_jumps_back_ends_nothing() -> None:
 STATES = st.sampled_from([*(state.value for state in JobState), "HIBERNATED", ""])
 REASONS = st.sampled_from(["None", "Priority", "JobHeldUser", "Dependency", "Neu"])
 NAMES = st.sampled_from([NAME, "other"])
-QUEUES = (
-    st.just(DOWN)
-    | st.just(EMPTY)
-    | st.builds(queue, STATES, REASONS, st.none() | st.integers(0, 9999), NAMES)
-)
+QUEUES = st.just(DOWN) | st.just(EMPTY) | st.builds(queue, STATES, REASONS, st.none() | st.integers(0, 9999), NAMES)
 ACCOUNTS = (
     st.none()
     | st.sampled_from([DISABLED, SACCT_DOWN])
-    | st.lists(st.builds(row, STATES, st.integers(0, 3), st.integers(0, 9), NAMES), max_size=3).map(
-        lambda r: sacct(*r)
-    )
+    | st.lists(st.builds(row, STATES, st.integers(0, 3), st.integers(0, 9), NAMES), max_size=3).map(lambda r: sacct(*r))
 )
 CONTROLS = st.none() | st.just(ControlAnswer("unknown", detail="x")) | st.builds(control, STATES, REASONS)
 RECORDS = st.sampled_from([None, None, CompletionForeign(), CompletionInvalid("x"), OK, CompletionFound(9)])
@@ -544,9 +525,7 @@ def test_success_needs_our_record_and_doubt_never_ends_a_job_early(
         assert (kind == "succeeded") == (poll[2] == OK)
         if poll[0].status == "unknown" and not isinstance(poll[2], CompletionFound):
             assert kind == "wait"
-            counted = replace(
-                before, unknown_since=watch.memory.unknown_since, unknown_count=before.unknown_count + 1
-            )
+            counted = replace(before, unknown_since=watch.memory.unknown_since, unknown_count=before.unknown_count + 1)
             assert watch.memory == counted
         if kind != "wait":
             assert watch.verdict.message

@@ -82,10 +82,7 @@ def test_ref_3_enroot_form_and_slash_form_are_the_same_reference(text: str) -> N
 
 def test_ref_3_enroot_form_takes_a_port_and_a_tag() -> None:
     assert ImageReference.parse(f"r.example:5000#a/b:1{PIN}").canonical == f"r.example:5000/a/b:1{PIN}"
-    assert (
-        ImageReference.parse(f"master:5000#a:sha256:{H64}").enroot_uri
-        == f"docker://master:5000#a:sha256:{H64}"
-    )
+    assert ImageReference.parse(f"master:5000#a:sha256:{H64}").enroot_uri == f"docker://master:5000#a:sha256:{H64}"
 
 
 @pytest.mark.parametrize(
@@ -119,9 +116,7 @@ def test_ref_3_a_misplaced_hash_is_refused(text: str) -> None:
         (f"Team.Registry.Example:5000/ns/app{PIN}", "team.registry.example:5000"),
     ],
 )
-def test_ref_4_a_first_component_with_dot_colon_or_localhost_is_the_registry(
-    text: str, registry: str
-) -> None:
+def test_ref_4_a_first_component_with_dot_colon_or_localhost_is_the_registry(text: str, registry: str) -> None:
     assert ImageReference.parse(text).registry == registry
 
 
@@ -344,9 +339,7 @@ def test_tag_reference_shares_the_grammar_and_can_be_pinned() -> None:
     assert TagReference.parse(f"ubuntu{PIN}").digest == f"sha256:{H64}"
 
 
-@pytest.mark.parametrize(
-    "text", ["ubuntu", "reg.example/a", "docker://ubuntu:1", "u:p@reg.example/a:1", "a:1 "]
-)
+@pytest.mark.parametrize("text", ["ubuntu", "reg.example/a", "docker://ubuntu:1", "u:p@reg.example/a:1", "a:1 "])
 def test_tag_reference_needs_a_tag_or_a_digest_and_refuses_the_rest(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         TagReference.parse(text)

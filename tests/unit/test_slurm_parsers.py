@@ -34,9 +34,7 @@ def outputs(file: str) -> dict[str, list[tuple[int, str, str]]]:
     """Sections of a fixture file by title; a title may stand there more than once."""
     found: dict[str, list[tuple[int, str, str]]] = {}
     for match in SECTION.finditer((FIXTURES / f"{file}.txt").read_text(encoding="utf-8")):
-        found.setdefault(match["title"], []).append(
-            (int(match["rc"]), match["out"], match["err"].rstrip("\n"))
-        )
+        found.setdefault(match["title"], []).append((int(match["rc"]), match["out"], match["err"].rstrip("\n")))
     return found
 
 
@@ -109,9 +107,7 @@ def test_sub_2_anything_else_is_an_ambiguous_submission(text: str) -> None:
         parse_sbatch(text)
 
 
-@given(
-    st.text(max_size=60) | st.from_regex(r"(Submitted batch job )?[0-9]{1,12}[;a-z \n]{0,4}", fullmatch=True)
-)
+@given(st.text(max_size=60) | st.from_regex(r"(Submitted batch job )?[0-9]{1,12}[;a-z \n]{0,4}", fullmatch=True))
 @example("²")
 def test_an_id_is_never_misread(text: str) -> None:
     try:
@@ -123,9 +119,7 @@ def test_an_id_is_never_misread(text: str) -> None:
 
 
 def test_sbatch_of_every_version(version: Outputs) -> None:
-    read = [
-        parse_sbatch(version[f"sbatch {kind}"][0][1]) for kind in ("parsable", "parsable cluster", "plain")
-    ]
+    read = [parse_sbatch(version[f"sbatch {kind}"][0][1]) for kind in ("parsable", "parsable cluster", "plain")]
     assert read == [SubmittedJob(481, None), SubmittedJob(481, "lab"), SubmittedJob(481, None)]
     assert parse_sbatch(version["sbatch plain cluster"][0][1]) == SubmittedJob(481, "lab")
     with pytest.raises(AmbiguousSubmissionError):
@@ -225,9 +219,7 @@ def test_sacct_of_every_version(version: Outputs) -> None:
 
 
 def test_acc_5_steps_are_no_rows(version: Outputs) -> None:
-    assert [(row.job_id, row.state) for row in interpret_sacct(*version["sacct steps"][0]).rows] == [
-        (481, "TIMEOUT")
-    ]
+    assert [(row.job_id, row.state) for row in interpret_sacct(*version["sacct steps"][0]).rows] == [(481, "TIMEOUT")]
 
 
 def test_acc_1_no_row_and_a_row_without_a_state_are_not_yet(version: Outputs) -> None:
@@ -278,9 +270,7 @@ def test_acc_6_a_foreign_name_with_separators_keeps_its_fields() -> None:
 
 
 def test_array_and_heterogeneous_ids_are_no_rows_of_ours() -> None:
-    text = "".join(
-        f"{job}|RUNNING|0:0|{NAME}|S|T|E|9|n1|lab\n" for job in ("481_7", "481+1", "481_[1-9%3]", "481.0")
-    )
+    text = "".join(f"{job}|RUNNING|0:0|{NAME}|S|T|E|9|n1|lab\n" for job in ("481_7", "481+1", "481_[1-9%3]", "481.0"))
     answer = interpret_sacct(0, text, "")
     assert answer.status == "unknown" or answer.rows == ()
 
@@ -394,9 +384,7 @@ def test_recorded_control() -> None:
 
 JUNK = st.text(max_size=120)
 ROWS = st.lists(
-    st.sampled_from(
-        ["481", "RUNNING", "|", "|", "|", "\n", "0:01", "None", "n1", NAME, "CLUSTER: a", "JobId=1", " "]
-    ),
+    st.sampled_from(["481", "RUNNING", "|", "|", "|", "\n", "0:01", "None", "n1", NAME, "CLUSTER: a", "JobId=1", " "]),
     max_size=25,
 ).map("".join)
 
