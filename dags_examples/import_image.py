@@ -73,16 +73,14 @@ with DAG(
         # Starting many imports at once opens as many SSH connections for a moment, and sshd refuses more than its
         # MaxStartups (10) half-open ones. A pool keeps that small: airflow pools set slurm_login 4 "Slurm logins"
         # pool="slurm_login",
-        # One graph node, one name: with .expand(image=[...]) this names the mapped task instances.
-        map_index_template="{{ task.name }}",
     )
 
     @task
-    def report(record: dict[str, Any]) -> str:
+    def report(record: Any) -> str:
         """Use the image record: it is plain JSON, so any later task or system can read it."""
         found, sqsh = record["inspection"]["inspection"], record["sqsh"]
         print(f"{record['source']['reference']} is {sqsh['alias_path']} ({sqsh['size_bytes'] / 2**20:.0f} MiB)")
         print(f"SHA-256 {sqsh['sha256']}, found inside: {found}")
         return f"srun --container-image={sqsh['alias_path']} ..."
 
-    report(import_image.output)  # type: ignore[arg-type]
+    report(import_image.output)

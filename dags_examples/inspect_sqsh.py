@@ -64,9 +64,9 @@ with DAG(
     )
 
     @task
-    def report(record: dict[str, Any]) -> None:
+    def report(record: Any) -> None:
         """Print the record: ``source`` is None, as nobody can tell from a file where it came from."""
         print(f"{record['sqsh']['path']}: SHA-256 {record['sqsh']['sha256']}")
         print(f"found inside: {record['inspection']['inspection']}")
 
-    report(inspect_sqsh.output)  # type: ignore[arg-type]
+    report(inspect_sqsh.output)

@@ -24,7 +24,8 @@ asi::kill_tree() {
             { IFS= read -r line < "${stat}"; } 2> /dev/null || continue
             pid="${stat#/proc/}"
             pid="${pid%/stat}"
-            read -r -a field <<< "${line##*) }"
+            # shellcheck disable=SC2206 # a letter and numbers; a here-string for each process of a node takes long
+            field=(${line##*) })
             if [[ "${field[0]}" == Z ]]; then
                 continue
             fi

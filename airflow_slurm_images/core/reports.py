@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +25,11 @@ from airflow_slurm_images.core.records import (
     JobHandle,
     ServingInspection,
 )
-from airflow_slurm_images.core.states import STATE_ADVICE, parse_state
+from airflow_slurm_images.core.states import STATE_ADVICE, JobState, parse_state
 
 _LOGS = ("slurm.out", "enroot.log", "inspect.log")
+_OVER_MEMORY = re.compile(r"^slurmstepd\S*: error: .*(exceeded .*memory limit|oom.kill)", re.IGNORECASE | re.MULTILINE)
+"""Without control groups this line is all that tells; with them a tool may be killed and the job end by itself."""
 
 
 def job_error(
@@ -77,17 +80,26 @@ def job_error(
 def _failure(verdict: Verdict, record: CompletionRecord | None, logs: Mapping[str, str]) -> Failure:
     state = parse_state(verdict.state) if verdict.state else None
     advice = STATE_ADVICE.get(state) if state is not None else None
+    if verdict.kind == "failed" and (state is JobState.OUT_OF_MEMORY or _OVER_MEMORY.search(logs.get("slurm.out", ""))):
+        return _advised(JobState.OUT_OF_MEMORY)
     by_state = advice is not None and verdict.state not in ("FAILED", "COMPLETED", "RUNNING", "COMPLETING")
     if verdict.kind == "failed" and record is not None and not (by_state and record.exit_status > 128):
         return failures.explain(record.exit_status, record.phase, logs)
     if verdict.kind == "failed" and record is None and verdict.exit_code in failures.EXIT_CODES and not by_state:
         return failures.explain(verdict.exit_code or 0, "", logs)
+    if verdict.kind == "failed" and record is not None and state is not None:
+        return _advised(state)  # the record knows the signal, Slurm why it was sent
     return Failure(
         reason=(verdict.reason or verdict.state or verdict.kind).lower(),
         message=verdict.message,
         remedy=verdict.remedy or (advice.remedy if advice else "Look into the run directory."),
         retryable=verdict.retryable,
     )
+
+
+def _advised(state: JobState) -> Failure:
+    advice = STATE_ADVICE[state]
+    return Failure(state.value.lower(), f"{advice.message} ({state.value})", advice.remedy, retryable=advice.retryable)
 
 
 def _text(logs: Mapping[str, str]) -> str:

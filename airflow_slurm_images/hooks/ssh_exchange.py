@@ -83,6 +83,12 @@ def explain(err: Exception, where: str) -> ClusterUnavailableError:
             f"The host key of {where} is not known",
             remedy="Put the server's public key into the connection's extra as 'host_key', or into known_hosts.",
         )
+    if isinstance(err, paramiko.AuthenticationException) and "timeout" in str(err).lower():
+        return ClusterUnavailableError(
+            f"The login node {where} did not finish the login in time: it is slow, or asked something after the key "
+            "(keyboard-interactive)",
+            remedy="If it wants a second factor, a key or a gateway usable without a person is needed; else try again.",
+        )
     if isinstance(err, paramiko.AuthenticationException):
         return ClusterAccessError(
             f"The login node {where} refused the login: {err}",

@@ -97,7 +97,7 @@ class DagRunner:
     def __call__(self, dag: DAG, conf: Mapping[str, Any] | None = None) -> Run:
         register(dag)
         self._capfd.readouterr()
-        with patch.object(dag_module, "_run_task", _announced(dag_module._run_task)):  # type: ignore[attr-defined]
+        with patch.object(dag_module, "_run_task", _announced(dag_module._run_task)):
             run = dag.test(logical_date=datetime.now(timezone.utc), run_conf=dict(conf) if conf else None)
         out, err = self._capfd.readouterr()
         return Run(dag.dag_id, run.run_id, str(run.state), _ANSI.sub("", out + err))

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 from tenacity import wait_none
 
 from airflow_slurm_images.operators.images import OciImportOperator, SqshInspectOperator
+from tests.airflow.contexts import task_context
 from tests.airflow.dag_runs import DagRunner, Run
 from tests.cluster.box import Box
 
@@ -23,7 +25,7 @@ FAILURE_KEYS = {
     *("schema_version", "error", "message", "remedy", "retryable", "job_id", "cluster", "state"),
     *("exit_code", "phase", "reason", "run_directory", "log_paths"),
 }
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unpinned": ({"image": "registry.example/team/app:1.0"}, "sha256"),
     "login in it": ({"image": "user:pass@" + PINNED}, "credentials"),
     "a URL": ({"image": "https://" + PINNED}, "scheme"),
@@ -51,29 +53,32 @@ def test_a_bad_literal_is_no_import_error() -> None:
         SqshInspectOperator(task_id="inspect", path="relative", kind="?")
 
 
-@pytest.fixture
-def refused(run_dag: DagRunner, box: Box, kept_runs: dict[str, Run]) -> Run:
-    if "refused" not in kept_runs:
-        before = jobs(box)
-        good = {"image": PINNED, "name": "app", "kind": "client", "profile": {}, "poll_interval": 1, **RETRIES}
-        with DAG("refused", schedule=None) as dag:
-            for number, (change, _) in enumerate(BAD.values()):
-                OciImportOperator(task_id=f"task{number}", **{**good, **change})  # type: ignore[arg-type]
-        kept_runs["refused"] = run_dag(dag)
-        assert jobs(box) == before
-    return kept_runs["refused"]
+def refused(change: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an operator that is asked for something it must refuse."""
+    return {"image": PINNED, "name": "app", "kind": "client", "poll_interval": 1, **change}
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_request_fails_once_before_anything_is_submitted(refused: Run, what: str) -> None:
-    task_id = f"task{list(BAD).index(what)}"
-    assert (refused.states()[task_id], refused.tries()[task_id]) == ("failed", 1)
-    failure = refused.failure(task_id)
+def test_a_bad_request_fails_before_anything_is_submitted(box: Box, what: str) -> None:
+    before, context, (change, word) = jobs(box), task_context(), BAD[what]
+    with pytest.raises(AirflowFailException, match="What to do: ") as caught:
+        OciImportOperator(task_id="task", **refused(change)).execute(context)
+    failure = context["ti"].pushed["failure"]
     assert set(failure) == FAILURE_KEYS
-    assert failure["error"] == "InvalidRequestError"
-    assert failure["retryable"] is False and failure["job_id"] is None
-    assert BAD[what][1] in failure["message"] and failure["remedy"]
-    assert "Plan:" not in refused.log_of(task_id)
+    assert (failure["error"], failure["retryable"], failure["job_id"]) == ("InvalidRequestError", False, None)
+    assert word in failure["message"] and failure["message"] in str(caught.value) and failure["remedy"]
+    assert jobs(box) == before
+
+
+def test_such_a_task_fails_at_its_first_try(run_dag: DagRunner, box: Box) -> None:
+    with DAG("refused", schedule=None) as dag:
+        OciImportOperator(task_id="image", **refused({"image": "{{ 'repository' }}:tag"}), **RETRIES)
+        OciImportOperator(task_id="profile", **refused({"profile": {"memry": "1G"}}), **RETRIES)
+        SqshInspectOperator(task_id="path", path="relative", kind="generic", **RETRIES)
+    run = run_dag(dag)
+    assert set(run.states().values()) == {"failed"} and set(run.tries().values()) == {1}
+    assert "is refused: digest: " in run.log_of("image")
+    assert "Plan:" not in run.log
 
 
 def test_a_profile_without_workspace_names_the_remedy(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from airflow_slurm_images.operators.images import OciImportOperator
 from tests.airflow.dag_runs import DagRunner, Run
 from tests.cluster.box import Box
 from tests.cluster.image_recipes import CLIENT_DISTRIBUTIONS, VLLM_EXECUTABLE, VLLM_VERSION
+from tests.cluster.slurm_daemons import CLOSED_PARTITION
 
 KINDS = {"client": ("client", 0), "serving": ("serving", 1), "generic": ("nopython", 2)}
 PHASES = ["verify", "claim", "space", "manifest", "import", "check", "hash", "examine", "inspect", "store", "done"]
@@ -132,15 +134,25 @@ def test_template_fields_are_those_of_the_contract() -> None:
     }
 
 
-def _plan(run: Run) -> dict[str, Any]:
-    plan = Path(run.record()["job"]["run_directory"]) / "plan.json"
-    loaded = json.loads(plan.read_text())
-    assert isinstance(loaded, dict)
-    return loaded
+@pytest.fixture
+def submitted_plan(run_dag: DagRunner, box: Box) -> Callable[..., dict[str, Any]]:
+    """The plan of what a DAG's one task submits; the job itself never starts."""
+
+    def submit(dag: DAG, conf: dict[str, Any] | None = None) -> dict[str, Any]:
+        job = run_dag(dag, conf).record()
+        box.as_user(["scancel", f"--name={job['job_name']}"], check=True)
+        plan = json.loads((Path(job["run_directory"]) / "plan.json").read_text())
+        assert isinstance(plan, dict)
+        return plan
+
+    return submit
 
 
 def test_all_template_fields_are_rendered(
-    run_dag: DagRunner, images: dict[str, str], box: Box, monkeypatch: pytest.MonkeyPatch
+    submitted_plan: Callable[..., dict[str, Any]],
+    images: dict[str, str],
+    box: Box,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", box.connection_json)
     params = {"image": Param(type="string"), "kind": "client", "arch": "amd64", "needs": "tinylib>=1", "memory": "900M"}
@@ -150,16 +162,20 @@ def test_all_template_fields_are_rendered(
             image="{{ params.image }}",
             name="{{ dag.dag_id }}-{{ task.task_id }}",
             kind="{{ params.kind }}",
-            profile={"memory": "{{ params.memory }}", "cpus_per_task": "{{ 1 + 1 }}", "path_prepend": ["/opt/{{ 1 }}"]},
+            profile={
+                "partition": CLOSED_PARTITION,
+                "memory": "{{ params.memory }}",
+                "cpus_per_task": "{{ 1 + 1 }}",
+                "path_prepend": ["/opt/{{ 1 }}"],
+            },
             required_distributions=["{{ params.needs }}", "pip"],
             slurm_conn_id="{{ 'other' }}",
             registry_conn_id="{{ '' }}",
             arch="{{ params.arch }}",
             if_present="reimport",
-            poll_interval=1,
+            wait_for_completion=False,
         )
-    run = run_dag(dag, {"image": images["client"]})
-    plan = _plan(run)
+    plan = submitted_plan(dag, {"image": images["client"]})
     expected = {
         "operation": "import_oci",
         "image": images["client"],
@@ -174,19 +190,24 @@ def test_all_template_fields_are_rendered(
     assert profile["insecure_registries"] == [box.registry]  # what is not overridden is the connection's
 
 
-def test_one_template_may_render_the_whole_profile_and_a_list(run_dag: DagRunner, images: dict[str, str]) -> None:
+def test_one_template_may_render_the_whole_profile_and_a_list(
+    submitted_plan: Callable[..., dict[str, Any]], images: dict[str, str]
+) -> None:
     """Jinja makes text of everything: Python's way, or JSON with ``tojson``."""
-    params = {"profile": {"memory": "900M", "inspect_timeout": 60}, "needs": ["tinylib", "pip>=1"]}
+    params = {
+        "profile": {"partition": CLOSED_PARTITION, "memory": "900M", "inspect_timeout": 60},
+        "needs": ["tinylib", "pip>=1"],
+    }
     with DAG("whole_profile", schedule=None, params=params) as dag:
         OciImportOperator(
             task_id="task",
             image=images["client"],
             name="whole",
-            profile="{{ params.profile }}",  # type: ignore[arg-type]
+            profile="{{ params.profile }}",
             required_distributions="{{ params.needs | tojson }}",
             if_present="reimport",
-            poll_interval=1,
+            wait_for_completion=False,
         )
-    plan = _plan(run_dag(dag))
+    plan = submitted_plan(dag)
     assert (plan["profile"]["memory"], plan["profile"]["inspect_timeout"]) == ("900M", 60)
     assert plan["request"]["required_distributions"] == ["tinylib", "pip>=1"]

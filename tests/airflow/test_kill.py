@@ -10,7 +10,7 @@ import pytest
 from airflow.providers.common.compat.sdk import TaskDeferred
 from airflow.sdk import DAG
 
-from airflow_slurm_images.core.errors import JobFailedError
+from airflow_slurm_images.core.errors import ClusterUnavailableError, JobFailedError
 from airflow_slurm_images.core.plan import job_name
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.operators import base
@@ -77,7 +77,7 @@ def test_otherwise_nothing_is_touched(hook: FakeHook, why: str) -> None:
 
 def test_a_cluster_that_is_away_does_not_break_the_kill(hook: FakeHook, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise base.SlurmImagesError("away")
+        raise ClusterUnavailableError("away")
 
     monkeypatch.setattr(hook, "cancel", fail)
     task = operator()

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,7 +114,7 @@ def test_a_pending_timeout_that_cannot_be_kept_is_refused() -> None:
 
 
 @pytest.fixture
-def pending(box: Box, images: dict[str, str]) -> dict[str, Any]:
+def pending(box: Box, images: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Handle of a job that waits for ever."""
     operator = OciImportOperator(
         task_id="submit",
@@ -122,7 +125,9 @@ def pending(box: Box, images: dict[str, str]) -> dict[str, Any]:
         if_present="reimport",
         wait_for_completion=False,
     )
-    return operator.execute(task_context())
+    job = operator.execute(task_context())
+    yield job
+    box.as_user(["scancel", f"--name={job['job_name']}"], check=True)
 
 
 def active(box: Box, handle: dict[str, Any]) -> bool:
@@ -157,3 +162,24 @@ def test_reschedule_mode_sees_doubt_through(box: Box, pending: dict[str, Any]) -
     sensor._limits = lambda: LIMITS  # type: ignore[method-assign]
     with pytest.raises(Exception, match="never seen in the queue"):
         sensor.execute(task_context())
+
+
+def test_a_rescheduled_sensor_goes_on_where_the_one_before_stopped(
+    images: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each poke is a new process: the cluster keeps the place in the job's output."""
+    pokes: list[list[str]] = []
+    monkeypatch.setattr(
+        "airflow_slurm_images.sensors.images.emit", lambda _log, lines: pokes[-1].extend(line.text for line in lines)
+    )
+    job = OciImportOperator(
+        task_id="submit", image=images["client"], name="slow", if_present="reimport", wait_for_completion=False
+    ).execute(task_context())
+    context, found = task_context(), None
+    while not found:
+        pokes.append([])
+        found = SlurmJobSensor(task_id="s", job=job, mode="reschedule", poke_interval=0.5).poke(context)
+        time.sleep(0.5)
+    assert sum(any("asi: phase" in line for line in lines) for lines in pokes) > 1
+    phases = re.findall(r"asi: phase (\w+)", "\n".join(line for lines in pokes for line in lines))
+    assert phases[:1] + phases[-1:] == ["verify", "done"] and len(set(phases)) == len(phases)

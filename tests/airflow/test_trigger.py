@@ -51,6 +51,11 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Hooks:
     return made
 
 
+async def events_of(*triggers: SlurmJobTrigger) -> list[Any]:
+    """The event of each, or what ended it."""
+    return list(await asyncio.gather(*map(event_of, triggers), return_exceptions=True))
+
+
 async def event_of(trigger: SlurmJobTrigger) -> dict[str, Any]:
     events = trigger.run()
     try:
@@ -185,7 +190,7 @@ def test_a_malformed_handle_fails_alone(hooks: Hooks) -> None:
         waiting = [asyncio.create_task(event_of(one)) for one in (*bad, trigger(job_id=5))]
         await asyncio.sleep(2 * INTERVAL)
         hooks.answer = done
-        return await asyncio.gather(*waiting, return_exceptions=True)
+        return list(await asyncio.gather(*waiting, return_exceptions=True))
 
     *failed, event = play(story())
     assert [type(failure) for failure in failed] == [ValidationError] * 3
@@ -198,10 +203,7 @@ def test_an_answer_that_breaks_one_task_leaves_the_others_alone(hooks: Hooks) ->
 
     hooks.answer = answer
 
-    async def story() -> list[Any]:
-        return await asyncio.gather(*(event_of(trigger(job_id=number)) for number in (1, 2, 3)), return_exceptions=True)
-
-    broken, *others = play(story())
+    broken, *others = play(events_of(*(trigger(job_id=number) for number in (1, 2, 3))))
     assert isinstance(broken, AttributeError)
     assert [event["verdict"]["kind"] for event in others] == ["succeeded", "succeeded"]
 
@@ -225,10 +227,8 @@ def test_a_fault_of_ours_leaves_nobody_waiting(hooks: Hooks) -> None:
 
     hooks.answer = answer
 
-    async def story() -> list[Any]:
-        return await asyncio.gather(event_of(trigger(job_id=1)), event_of(trigger(job_id=2)), return_exceptions=True)
-
-    assert [type(failure) for failure in play(story())] == [ZeroDivisionError] * 2
+    failures = play(events_of(trigger(job_id=1), trigger(job_id=2)))
+    assert [type(failure) for failure in failures] == [ZeroDivisionError] * 2
 
 
 def test_lines_go_to_the_log_of_their_own_task(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:

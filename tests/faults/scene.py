@@ -209,7 +209,8 @@ class Scene:
 
     def run(self, timeout: float = 120) -> Outcome:
         """A whole new try."""
-        return self.finish(self.begin(), timeout)
+        self.next_try()
+        return self.finish(self.step("execute"), timeout)
 
     def crash(self, when: str, verb: str, number: int = 1) -> None:
         """A new try whose process dies (kill -9) before or after a verb, wherever in the try that is."""
@@ -304,7 +305,11 @@ class Scene:
         ran = sorted((job for job in found if job.start and job.end), key=lambda job: job.job_id)
         for earlier, later in zip(ran, ran[1:], strict=False):
             assert earlier.end and later.start and earlier.end <= later.start, found
-        assert wait_until(lambda: not self.left(), 20), self.left()
+        assert wait_until(lambda: not self.left(), 20), (self.left(), self.outputs())
+
+    def outputs(self) -> list[str]:
+        """What the jobs printed, for a failing test's message."""
+        return [(path / "slurm.out").read_text() for path in self.attempts if (path / "slurm.out").exists()]
 
     def left(self) -> list[str]:
         """Scratch, secrets and processes of the task's jobs that should be gone."""

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+
 from tests.cluster.box import Box
 from tests.cluster.slurm_daemons import CLOSED_PARTITION, SHORT_PARTITION
 from tests.faults.conftest import MakeScene
 from tests.faults.scene import Scene
+
+TIMED_OUT = {"error": TriggerFailureReason.TRIGGER_TIMEOUT.value}
 
 
 def test_more_time_than_the_partition_allows(make_scene: MakeScene, box: Box, mode: str) -> None:
@@ -67,8 +71,7 @@ def _time_out(scene: Scene) -> None:
 def test_execution_timeout_of_a_deferred_task_cancels(make_scene: MakeScene, box: Box) -> None:
     scene = make_scene(box, "deferred")
     _time_out(scene)
-    arguments = {"error": "Trigger/execution timeout"}
-    outcome = scene.step("resume", method="__fail__", arguments=arguments).outcome()
+    outcome = scene.step("resume", method=TRIGGER_FAIL_REPR, arguments=TIMED_OUT).outcome()
     assert "execution_timeout" in outcome.message
     assert scene.job_state() == "CANCELLED"
     scene.release()
@@ -79,8 +82,7 @@ def test_execution_timeout_of_a_deferred_task_cancels(make_scene: MakeScene, box
 def test_execution_timeout_with_cancel_on_kill_off_leaves_the_job(make_scene: MakeScene, box: Box) -> None:
     scene = make_scene(box, "deferred", cancel_on_kill=False)
     _time_out(scene)
-    arguments = {"error": "Trigger/execution timeout"}
-    outcome = scene.step("resume", method="__fail__", arguments=arguments).outcome()
+    outcome = scene.step("resume", method=TRIGGER_FAIL_REPR, arguments=TIMED_OUT).outcome()
     assert "execution_timeout" in outcome.message
     assert scene.job_state() == "RUNNING"
     adopting = scene.begin()

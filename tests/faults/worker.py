@@ -8,6 +8,7 @@ from outside: here, and only here, the hook is replaced by one that dies before 
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import importlib
 import json
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
@@ -104,7 +106,8 @@ def _operator(step: Mapping[str, Any]) -> Any:
 
 
 def _context(step: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ti": Instance(step["context"], Path(step["xcoms"]))}
+    events: Any = collections.defaultdict(lambda: SimpleNamespace(extra={}, add=lambda *_, **__: None))
+    return {"ti": Instance(step["context"], Path(step["xcoms"])), "outlet_events": events}
 
 
 def _execute(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,12 +125,12 @@ def test_a_plan_whose_digest_was_made_to_fit_must_still_derive() -> None:
 def test_a_plan_reads_back_and_cannot_be_changed(plan: LifecyclePlan) -> None:
     assert LifecyclePlan.load(plan.to_json()) == plan
     with pytest.raises(ValidationError):
-        plan.token = "0" * 32
+        plan.token = "0" * 32  # type: ignore[misc]
     assert plan.attempt_directory == f"/ws/users/ann/runs/{plan.run_key}/{plan.attempt}"
 
 
 @pytest.mark.parametrize("values", [{"workspace": "/my workspace"}, {"workspace": "ws"}, {"login": "a b"}])
-def test_names_of_the_cluster_that_cannot_stand_in_a_plan_are_an_invalid_request(values: dict[str, str]) -> None:
+def test_names_of_the_cluster_that_cannot_stand_in_a_plan_are_an_invalid_request(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         records.plan(**values)
     assert next(iter(values)) in caught.value.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import secrets
 import subprocess
 from collections.abc import Mapping
@@ -85,22 +86,25 @@ class LocalCluster:
 
     # --- steps of a run
 
-    def stage(
-        self, request: ImportRequest | InspectRequest, credentials: bytes | None = None
-    ) -> tuple[LifecyclePlan, str]:
-        """Prepare and stage a new attempt."""
-        state = self.hook.prepare(RUN_KEY)
-        plan = LifecyclePlan.build(
+    def _plan(self, request: ImportRequest | InspectRequest, workspace: str, login: str) -> LifecyclePlan:
+        return LifecyclePlan.build(
             run_key=RUN_KEY,
             attempt=secrets.token_hex(8),
             token=secrets.token_hex(16),
             generation=1,
             request=request,
             profile=self.hook.profile,
-            workspace=state.workspace,
-            login=state.login,
+            workspace=workspace,
+            login=login,
             package_files=job_script.package_checksums(),
         )
+
+    def stage(
+        self, request: ImportRequest | InspectRequest, credentials: bytes | None = None
+    ) -> tuple[LifecyclePlan, str]:
+        """Prepare and stage a new attempt."""
+        state = self.hook.prepare(RUN_KEY)
+        plan = self._plan(request, state.workspace, state.login)
         return plan, self.hook.stage(plan, credentials)
 
     def submit(
@@ -112,9 +116,26 @@ class LocalCluster:
         assert answer.job is not None
         return plan, answer.job.job_id
 
+    def place(
+        self, request: ImportRequest | InspectRequest, credentials: bytes | None = None
+    ) -> tuple[LifecyclePlan, int]:
+        """A submitted attempt like :meth:`submit` makes it, without the login node: for tests of the job alone."""
+        login = pwd.getpwuid(os.geteuid()).pw_name
+        plan = self._plan(request, str(self.workspace), login)
+        directory = Path(plan.attempt_directory)
+        for path in (Path(plan.store_directory), self.workspace / "aliases", directory / "generations"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, data in job_script.staged_files(plan, credentials).items():
+            path = directory / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o600)
+        (directory / "generations/1").touch()
+        return plan, self.slurm.submit(directory / "job.sbatch")
+
     def run(self, request: ImportRequest | InspectRequest, env: Mapping[str, str] | None = None) -> Outcome:
-        """Submit and run a job to its end."""
-        plan, job_id = self.submit(request)
+        """Run the job of a new attempt to its end."""
+        plan, job_id = self.place(request)
         return Outcome(plan, job_id, self.slurm.run(job_id, env))
 
 

@@ -55,7 +55,7 @@ def processes_with(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", STAGED)
 def test_one_changed_bit_stops_the_job_before_enroot(cluster: LocalCluster, name: str) -> None:
-    plan, job_id = cluster.submit(import_request("client"), CREDENTIALS)
+    plan, job_id = cluster.place(import_request("client"), CREDENTIALS)
     directory = Path(plan.attempt_directory)
     flip(directory / name)
     done = Outcome(plan, job_id, cluster.slurm.run(job_id))
@@ -78,13 +78,11 @@ def test_one_changed_bit_stops_the_submission(cluster: LocalCluster, name: str) 
 
 
 def test_a_second_job_of_an_attempt_is_superseded_and_changes_nothing(cluster: LocalCluster) -> None:
-    plan, staged = cluster.stage(import_request(), CREDENTIALS)
-    first, second = (cluster.hook.submit(plan, staged).job for _ in range(2))
-    assert first is not None
-    assert second is not None
-    assert cluster.slurm.run(first.job_id) == 0
+    plan, first = cluster.place(import_request(), CREDENTIALS)
+    second = cluster.slurm.submit(Path(plan.attempt_directory) / "job.sbatch")
+    assert cluster.slurm.run(first) == 0
     record = (Path(plan.attempt_directory) / "completion.json").read_bytes()
-    done = Outcome(plan, second.job_id, cluster.slurm.run(second.job_id))
+    done = Outcome(plan, second, cluster.slurm.run(second))
     assert done.status == SUPERSEDED
     assert "superseded" in done.output
     assert (done.directory / "completion.json").read_bytes() == record
@@ -92,15 +90,13 @@ def test_a_second_job_of_an_attempt_is_superseded_and_changes_nothing(cluster: L
 
 
 def test_a_job_beside_the_running_one_leaves_its_login_alone(cluster: LocalCluster) -> None:
-    plan, staged = cluster.stage(import_request(), CREDENTIALS)
-    first, second = (cluster.hook.submit(plan, staged).job for _ in range(2))
-    assert first is not None
-    assert second is not None
+    plan, first = cluster.place(import_request(), CREDENTIALS)
+    second = cluster.slurm.submit(Path(plan.attempt_directory) / "job.sbatch")
     gate = cluster.slurm.enroot / "go"
     cluster.slurm.enroot_does("import", 'until [[ -e "${here}/go" ]]; do :; done\ncp "${here}/image.sqsh" "${output}"')
-    running = cluster.slurm.start(first.job_id)
+    running = cluster.slurm.start(first)
     until(lambda: cluster.slurm.enroot_calls("import"))
-    assert cluster.slurm.run(second.job_id) == SUPERSEDED
+    assert cluster.slurm.run(second) == SUPERSEDED
     assert secrets_in(Path(plan.attempt_directory))
     assert not (Path(plan.attempt_directory) / "completion.json").exists()
     gate.touch()
@@ -124,7 +120,7 @@ def test_a_restart_count_that_did_not_grow_is_no_restart(cluster: LocalCluster) 
 
 
 def test_an_attempt_that_cannot_be_claimed_says_why(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     (Path(plan.attempt_directory) / "claim").write_text("")  # as good as a full disk: mkdir fails
     done = Outcome(plan, job_id, cluster.slurm.run(job_id))
     assert done.status == 70
@@ -146,7 +142,7 @@ sleep 1000
 def busy(cluster: LocalCluster) -> tuple[subprocess.Popen[bytes], Outcome]:
     """A job in the middle of its import, with a helper in a session of its own."""
     cluster.slurm.enroot_does("import", BUSY)
-    plan, job_id = cluster.submit(import_request(), CREDENTIALS)
+    plan, job_id = cluster.place(import_request(), CREDENTIALS)
     process = cluster.slurm.start(job_id)
     done = Outcome(plan, job_id, 0)
     until(lambda: "ready" in done.output)
@@ -178,7 +174,7 @@ def test_a_batch_shell_killed_while_it_hashes_leaves_nothing_either(cluster: Loc
     cluster.slurm.tool(
         "openssl", '[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || { touch "${0%/*}/hashing"; sleep 1000; }'
     )
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     process = cluster.slurm.start(job_id)
     until((cluster.slurm.enroot / "hashing").exists)
     process.send_signal(signal.SIGKILL)
@@ -195,7 +191,7 @@ def test_the_login_is_removed_however_the_import_ends(cluster: LocalCluster, scr
         echo TOP-SECRET > "${{ENROOT_CACHE_PATH}}/.tokens.1000"
         {script}""",
     )
-    plan, job_id = cluster.submit(import_request(), CREDENTIALS)
+    plan, job_id = cluster.place(import_request(), CREDENTIALS)
     cluster.slurm.run(job_id)
     assert (cluster.slurm.enroot / "seen").read_bytes() == CREDENTIALS
     assert (cluster.slurm.enroot / "modes").read_text().split() == ["600", "700"]
@@ -217,7 +213,7 @@ def test_a_talkative_tool_cannot_fill_the_disk_nor_stop_the_job(cluster: LocalCl
 
 
 def test_a_log_that_cannot_be_written_does_not_break_the_import(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     (Path(plan.attempt_directory) / "enroot.log").mkdir()  # as good as a full disk: it cannot be written
     cluster.slurm.enroot_does("import", 'yes | head -c 1000000 || exit 9\ncp "${here}/image.sqsh" "${output}"')
     done = Outcome(plan, job_id, cluster.slurm.run(job_id))
@@ -225,7 +221,7 @@ def test_a_log_that_cannot_be_written_does_not_break_the_import(cluster: LocalCl
 
 
 def test_scratch_that_cannot_be_made_is_named(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     shutil.rmtree(cluster.slurm.scratch)
     done = Outcome(plan, job_id, cluster.slurm.run(job_id))
     assert done.status == 89

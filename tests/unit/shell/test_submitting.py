@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_every_form_of_sbatchs_answer_is_read(cluster: LocalCluster, output: str
         ({"rc": 1}, "no message"),
     ],
 )
-def test_an_unclear_answer_is_doubt_and_no_job(cluster: LocalCluster, answer: dict[str, object], words: str) -> None:
+def test_an_unclear_answer_is_doubt_and_no_job(cluster: LocalCluster, answer: dict[str, Any], words: str) -> None:
     cluster.slurm.next_answer("sbatch", **answer)
     plan, staged = cluster.stage(import_request())
     submitted = cluster.hook.submit(plan, staged)

@@ -161,7 +161,7 @@ def test_a_job_of_another_request_is_cancelled_and_gone_before_the_new_one(story
 
 def test_a_queue_that_cannot_be_read_submits_nothing(story: Story) -> None:
     story.cluster.slurm.next_answer("squeue", rc=1, err="slurm_load_jobs error: Unable to contact slurm controller")
-    with pytest.raises(ClusterUnavailableError, match="nothing was submitted|queue cannot be read"):
+    with pytest.raises(ClusterUnavailableError, match=r"nothing was submitted|queue cannot be read"):
         story.begin(story.work())
     assert story.cluster.slurm.calls("sbatch") == []
 

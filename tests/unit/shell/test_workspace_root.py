@@ -131,7 +131,7 @@ def test_staged_files_arrive_as_they_were_sent(cluster: LocalCluster) -> None:
 
 def test_a_broken_transfer_is_noticed_before_anything_is_submitted(cluster: LocalCluster) -> None:
     cluster.cut = 20_000
-    with pytest.raises(SlurmImagesError, match="staged file|did not arrive whole"):
+    with pytest.raises(SlurmImagesError, match=r"staged file|did not arrive whole"):
         cluster.stage(import_request())
     assert cluster.slurm.calls("sbatch") == []
 

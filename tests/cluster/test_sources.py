@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and registries that are not what the request says: each fault its own class, nothing published."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from airflow_slurm_images.core.errors import (
+    IntegrityError,
+    InvalidRequestError,
+    JobFailedError,
+    RegistryError,
+    RegistryNotFoundError,
+    RegistryUnavailableError,
+    SlurmImagesError,
+)
+
+from . import multiplatform
+from .box import Box
+from .oci import Tree
+from .remains import bound, left_by
+from .sqsh import changed, false_python, place, squash, tree_of
+from .works import Task, import_task, inspect_task
+
+
+@pytest.fixture(scope="module")
+def base(image_layouts: dict[str, Path]) -> Tree:
+    return tree_of(image_layouts["nopython"])
+
+
+@pytest.fixture
+def file(box_plain: Box, base: Tree) -> Path:
+    return squash(base, place(box_plain, "source"))
+
+
+def failed(box: Box, task: Task, error: type[SlurmImagesError], reason: str) -> SlurmImagesError:
+    with pytest.raises(error) as caught:
+        task.run()
+    assert caught.value.details["reason"] == reason
+    assert not (box.workspace / "aliases" / f"{task.work.request.name}.sqsh").is_symlink()
+    assert left_by(box, task) == []
+    return caught.value
+
+
+# -- files
+
+
+def test_a_file_that_is_nowhere_is_not_visible_on_the_node(box_plain: Box) -> None:
+    task = inspect_task(box_plain, place(box_plain, "nowhere"), name="nowhere")
+    error = failed(box_plain, task, JobFailedError, "source_not_visible")
+    assert f"not visible on node {box_plain.node}" in str(error)
+
+
+def test_a_file_that_only_others_see_is_not_visible_on_the_node(box_plain: Box, file: Path, tmp_path: Path) -> None:
+    """Another file system is mounted there on the node."""
+    tmp_path.chmod(0o755)
+    with bound(box_plain, tmp_path, file.parent):
+        task = inspect_task(box_plain, file, name="elsewhere")
+        failed(box_plain, task, JobFailedError, "source_not_visible")
+    assert file.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "pipe", "unreadable"])
+def test_what_is_no_readable_file_is_refused(box_plain: Box, file: Path, kind: str) -> None:
+    path = place(box_plain, f"no-file-{kind}")
+    if kind == "link":
+        path.symlink_to(file)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path, 0o666)
+    else:
+        shutil.copy(file, path)
+        path.chmod(0o600)
+    task = inspect_task(box_plain, path, "generic", "no-file")
+    failed(box_plain, task, JobFailedError, "source_refused")
+
+
+@pytest.mark.parametrize("damage", ["4 KiB short", "tables overwritten", "no SquashFS", "empty"])
+def test_an_incomplete_file_is_caught(box_plain: Box, base: Tree, damage: str) -> None:
+    path = squash(base, place(box_plain, "damaged"))
+    size = path.stat().st_size
+    with path.open("r+b") as target:
+        if damage == "4 KiB short":
+            target.truncate(size - 8192)
+        elif damage == "tables overwritten":
+            target.seek(size - 12288)
+            target.write(b"\xff" * 12288)
+        else:
+            target.truncate(0)
+    if damage == "no SquashFS":
+        path.write_bytes(b"x" * size)
+    for kind in ("client", "generic"):
+        task = inspect_task(box_plain, path, kind, "damaged", copy_to_store=True)
+        failed(box_plain, task, IntegrityError, "broken_squashfs")
+
+
+@pytest.mark.parametrize("change", ["replaced", "written to", "removed"])
+def test_a_file_that_changes_during_its_inspection_is_caught(box_plain: Box, base: Tree, change: str) -> None:
+    other = squash(base, place(box_plain, "other"))
+    slow = false_python("echo 'looking'; /bin/sleep 3; exit 0")
+    path = squash(changed(base, slow), place(box_plain, "changing"))
+    task = inspect_task(box_plain, path, name="changing")
+    task.begin()
+    assert task.reaches("inspect")
+    if change == "replaced":
+        other.rename(path)
+    elif change == "removed":
+        path.unlink()
+    else:
+        with path.open("r+b") as target:
+            target.seek(0, os.SEEK_END)
+            target.write(b"\0")
+    with pytest.raises((IntegrityError, JobFailedError)) as caught:
+        task.wait()
+    assert caught.value.details["reason"] in ("changed_during_inspection", "inspection_failed")
+    assert not (box_plain.workspace / "aliases" / "changing.sqsh").is_symlink()
+
+
+def test_a_file_that_changes_before_the_record_is_made_is_caught(
+    box_plain: Box, image_layouts: dict[str, Path]
+) -> None:
+    """Right facts, but of a file that is no longer there."""
+    slow = false_python('/bin/sleep 2; exec /usr/bin/python3.11 "$@"')
+    path = squash(changed(tree_of(image_layouts["client"]), slow), place(box_plain, "swapped"))
+    other = squash(Tree(), place(box_plain, "other"))
+    task = inspect_task(box_plain, path, name="swapped")
+    task.begin()
+    assert task.reaches("inspect")
+    other.rename(path)
+    with pytest.raises(IntegrityError, match="changed during inspection"):
+        task.wait()
+    assert task.completion()["exit_status"] == 81
+
+
+# -- registries
+
+UNKNOWN = "sha256:" + "0" * 64
+
+
+def test_an_image_of_another_architecture_is_refused(box_plain: Box, tmp_path: Path) -> None:
+    multiplatform.write_image(tmp_path / "arm", "arm64")
+    multiplatform.push(box_plain.registry, tmp_path / "arm" / "layout", "images/arm", "latest", "--format=v2s2")
+    digest = digest_of(box_plain, "images/arm")
+    task = import_task(box_plain, f"{box_plain.registry}/images/arm@{digest}", "arm")
+    failed(box_plain, task, JobFailedError, "architecture_mismatch")
+
+
+def digest_of(box: Box, repository: str) -> str:
+    from urllib.request import Request, urlopen
+
+    accept = {"Accept": "application/vnd.docker.distribution.manifest.v2+json"}
+    with urlopen(Request(f"http://{box.registry}/v2/{repository}/manifests/latest", headers=accept)) as answer:
+        return str(answer.headers["Docker-Content-Digest"])
+
+
+def test_an_unknown_digest_is_not_found_for_good(box_plain: Box) -> None:
+    task = import_task(box_plain, f"{box_plain.registry}/images/none@{UNKNOWN}", "none")
+    error = failed(box_plain, task, RegistryNotFoundError, "registry_not_found")
+    assert not error.retryable
+
+
+def test_a_registry_that_is_down_may_be_tried_again(box_plain: Box) -> None:
+    task = import_task(box_plain, f"{box_plain.registry}/images/static@{UNKNOWN}", "down")
+    box_plain.oci_registry.daemon.stop()
+    try:
+        error = failed(box_plain, task, RegistryUnavailableError, "registry_unavailable")
+    finally:
+        box_plain.oci_registry.start()
+        box_plain.oci_registry.wait_ready()
+    assert error.retryable
+    assert box_plain.registry in str(error)
+
+
+def test_a_registry_without_tls_is_not_spoken_to_unless_allowed(box_plain: Box) -> None:
+    task = import_task(box_plain, f"{box_plain.registry}/images/static@{UNKNOWN}", "plain-http", insecure_registries=[])
+    with pytest.raises(RegistryError):
+        task.run()
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "{}/a/b",
+        "{}/a/b:1",
+        "{}/a/b@sha256:0",
+        "{}/a/b@sha512:" + "0" * 128,
+        "{}/a/b@" + UNKNOWN.upper(),
+        "{}/A/b@" + UNKNOWN,
+    ],
+)
+def test_a_reference_that_is_not_pinned_is_refused_before_anything_else(box_plain: Box, image: str) -> None:
+    before = box_plain.sshd.logins()
+    with pytest.raises(InvalidRequestError):
+        import_task(box_plain, image.format(box_plain.registry), "unpinned")
+    assert box_plain.sshd.logins() == before
