@@ -18,7 +18,6 @@ from airflow.providers.common.compat.sdk import (
     XComArg,
     conf,
 )
-from airflow.sdk import XComArg
 from pydantic import ValidationError
 
 from airflow_slurm_images.assets import emit as emit_asset
