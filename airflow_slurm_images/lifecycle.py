@@ -20,6 +20,7 @@ from airflow_slurm_images.core.catalog import StoreFacts
 from airflow_slurm_images.core.decide import CompletionInvalid, Limits, Verdict
 from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
+    ConflictError,
     IntegrityError,
     SlurmImagesError,
     SubmissionUnknownError,
@@ -134,7 +135,11 @@ class Lifecycle:
             self._log.warning("Job %s of this task was cancelled, or does other work than asked now", job_id)
             self._cancel_and_wait(job_id, job_name(work.run_key), profile.cluster, attempt)
         if decision.attempt is not None and decision.attempt.plan is not None:
-            return self._take_over(work, decision.attempt, decision.attempt.plan, decision.job_id)
+            try:
+                return self._take_over(work, decision.attempt, decision.attempt.plan, decision.job_id)
+            except ConflictError:
+                self._log.warning("The job is being cancelled at this moment; looking again")
+                return self.begin(work)
         found = reuse.find(state, work.request, profile, work.if_present)
         if found.record is not None and found.facts is not None:
             self._log.info("Unchanged: the store holds this image already, no job is needed")
@@ -234,7 +239,7 @@ class Lifecycle:
             workspace=plan.workspace,
             run_directory=plan.attempt_directory,
             submitted_at=submitted_at,
-            profile=dict(work.overrides),
+            profile={**work.overrides, "record_wait": plan.profile.record_wait},
             on_conflict=work.on_conflict,
         )
 

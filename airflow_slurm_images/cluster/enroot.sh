@@ -92,6 +92,16 @@ asi::creation_time() {
     fi
 }
 
+# asi::refuse_outside - Enroot makes the image's working directory at import, starting from its own root: one with `..`
+# would be made on the host [measured on 4.1.2].
+asi::refuse_outside() {
+    local -r config="${ASI_SCRATCH}/config.json"
+    if [[ -f "${config}" ]] \
+        && ! jq -e '(.config.WorkingDir? // "") | tostring | test("(^|/)[.][.](/|\n|$)") | not' "${config}" > /dev/null; then
+        asi::fail "${E_UNSAFE_IMAGE}" "the image's working directory leads out of the image; it was not imported"
+    fi
+}
+
 # asi::import - pull the pinned image and make the SquashFS file, on scratch or straight beside the store.
 asi::import() {
     local status=0 epoch=''
@@ -99,7 +109,7 @@ asi::import() {
     local -a environment=(
         "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
         "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "TMPDIR=${ASI_SCRATCH}/tmp"
-        "ENROOT_CACHE_PATH=${ASI_ATTEMPT_DIR}/cache"
+        "ENROOT_CACHE_PATH=${ASI_ATTEMPT_DIR}/cache" "PARALLEL_HOME=${ASI_SCRATCH}/tmp/parallel"
         "ENROOT_SQUASH_OPTIONS=${ASI_SQUASH_OPTIONS} -exit-on-error"
         "ENROOT_MAX_PROCESSORS=$(asi::processors)" "ENROOT_ALLOW_HTTP=${ASI_ALLOW_HTTP}"
     )
@@ -110,6 +120,7 @@ asi::import() {
     if [[ -n "${epoch}" ]]; then
         environment+=("SOURCE_DATE_EPOCH=${epoch}")
     fi
+    asi::refuse_outside
     asi::make_import_cache
     ASI_WORK="${ASI_SCRATCH}/work/image.sqsh"
     ASI_WORK_OWNED=1
@@ -219,6 +230,7 @@ asi::inspect() {
     cp -- "${ASI_ATTEMPT_DIR}/inspect_image.py" "${ASI_SCRATCH}/mount/inspect_image.py"
     mkdir "${ASI_SCRATCH}/mount/out"
     asi::start_somehow "$1" || status=$?
+    asi::compare_identity # first of all: what happened may have happened to another file
     if [[ -f "${facts}" && ! -L "${facts}" ]]; then
         head -c 1048577 -- "${facts}" > "${ASI_ATTEMPT_DIR}/output/facts.json"
     fi

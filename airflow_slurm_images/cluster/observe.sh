@@ -11,7 +11,6 @@ ASI_OPEN=()
 asi::look() {
     local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7"
     local offset="$6"
-    ls -a -- "${directory}" > /dev/null 2>&1 # a look at the directory refreshes a file server's attribute cache
     if [[ ! -d "${directory}" || -L "${directory}" ]]; then
         asi::put_text "${index}.missing" "${directory}"
     fi
@@ -26,7 +25,9 @@ asi::look() {
         printf '%s\n' "${offset}" > "${kept}.new" && mv -f -- "${kept}.new" "${kept}"
     fi
     [[ "${offset}" =~ ^[0-9]+$ ]] || offset=0
-    asi::put_text "${index}.offset" "${offset}"
+    if [[ "${offset}" != "$6" ]]; then # a process or more for each of many jobs is what makes a look expensive
+        asi::put_text "${index}.offset" "${offset}"
+    fi
     if ((bytes > 0)) && [[ -f "${directory}/slurm.out" && ! -L "${directory}/slurm.out" ]]; then
         tail -c "+$((offset + 1))" -- "${directory}/slurm.out" | head -c "${bytes}" | asi::put "${index}.log"
     fi
@@ -36,14 +37,15 @@ asi::look() {
     if [[ -f "${directory}/completion.json" ]]; then
         asi::forget_login "${directory}"
     fi
-    if ! grep -q '"exit_status":0,' -- "${directory}/completion.json" 2> /dev/null; then
+    if [[ ! -e "${directory}/completion.json" ]] \
+        || ! grep -q '"exit_status":0,' -- "${directory}/completion.json" 2> /dev/null; then
         ASI_OPEN+=("${id}")
     fi
 }
 
 asi::main() {
     local line='' id='' active=''
-    local -a word=() doubtful=()
+    local -a word=() doubtful=() lines=() directories=()
     local names='' ids=''
     asi::begin
     while IFS= read -r line; do
@@ -53,6 +55,12 @@ asi::main() {
         fi
         ASI_IDS+=("${word[1]}")
         ASI_NAMES+=("${word[2]}")
+        lines+=("${line}")
+        directories+=("${word[3]}")
+    done
+    ls -a -- "${directories[@]}" > /dev/null 2>&1 # a look at a directory refreshes a file server's attribute cache
+    for line in "${lines[@]}"; do
+        read -r -a word <<< "${line}"
         asi::look "${word[@]}"
     done
     if ((${#ASI_OPEN[@]} == 0)); then

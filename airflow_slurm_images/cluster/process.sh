@@ -127,14 +127,15 @@ asi::make_scratch() {
 }
 
 asi::clean_scratch() {
-    if [[ -n "${ASI_GUARD}" ]]; then
+    if [[ -n "${ASI_SCRATCH}" ]]; then
+        chmod -R u+rwX "${ASI_SCRATCH}" 2> /dev/null || true
+        # Twice: the tools of a cancelled job clean up too, and Slurm may give them a moment longer.
+        rm -rf -- "${ASI_SCRATCH}" || rm -rf -- "${ASI_SCRATCH}" || true
+    fi
+    if [[ -n "${ASI_GUARD}" ]]; then # last, so that the guard finishes this when Slurm's patience is over
         printf 'done\n' >&"${ASI_GUARD}" || true
         exec {ASI_GUARD}>&-
         ASI_GUARD=''
-    fi
-    if [[ -n "${ASI_SCRATCH}" ]]; then
-        chmod -R u+rwX "${ASI_SCRATCH}" 2> /dev/null || true
-        rm -rf -- "${ASI_SCRATCH}"
     fi
 }
 

@@ -194,6 +194,6 @@ def find(state: RunState, attempt_name: str, before: Collection[int] = ()) -> tu
 
 
 def alive(queue: QueueAnswer, job_id: int) -> bool:
-    """Whether the job is still in the queue, ending (COMPLETING) included."""
-    ended = (StateClass.COMPLETED, StateClass.FAILED)
+    """Whether a cancelled job is still in the queue, ending (COMPLETING) included; the list of ended ones is not it."""
+    ended = (StateClass.COMPLETED, StateClass.FAILED, StateClass.INTERRUPTED)
     return any(row.job_id == job_id and classify(row.state) not in ended for row in queue.rows)

@@ -190,15 +190,18 @@ class SlurmHook(SSHHook):
         timeout: float = 30,
         *,
         attempt: str = "*",
+        generation: int | None = None,
     ) -> QueueAnswer:
         """``scancel`` one job, only under our name; without an id all of that name. Returns the queue afterwards.
 
-        ``attempt`` (``*``: all of the run) is marked first, so that no later try adopts the dying job.
+        ``attempt`` (``*``: all of the run) is marked first, so that no later try adopts the dying job. With
+        ``generation`` nothing happens to a job that a later generation of tries has adopted meanwhile.
         """
         variables = {
             "ASI_JOB_ID": str(job_id or ""),
             "ASI_JOB_NAME": job_name,
             "ASI_ATTEMPT": attempt,
+            "ASI_GENERATION": "" if generation is None else str(generation),
             "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
         }
         return observation.queue_answer(self.run("cancel", variables, cluster=cluster, timeout=timeout))

@@ -162,6 +162,7 @@ class ImageJobOperator(BaseOperator):
                 run_timeout=limits.run_timeout,
                 stream=task_try.stream,
                 cancel_on_kill=self.cancel_on_kill,
+                generation=task_try.generation,
             ),
             method_name="execute_complete",
             timeout=self.execution_timeout,

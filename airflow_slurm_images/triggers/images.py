@@ -69,6 +69,7 @@ class SlurmJobTrigger(BaseTrigger):
     :param run_timeout: seconds the job may run.
     :param stream: name under which the cluster keeps how much of the output this task's log has.
     :param cancel_on_kill: cancel the job when the task is cleared or marked while it waits.
+    :param generation: of the tries that wait; a job that a later one adopted is not cancelled.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class SlurmJobTrigger(BaseTrigger):
         run_timeout: float | None = None,
         stream: str = "try1",
         cancel_on_kill: bool = True,
+        generation: int | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job = dict(job)
@@ -87,6 +89,7 @@ class SlurmJobTrigger(BaseTrigger):
         self.run_timeout = run_timeout
         self.stream = stream
         self.cancel_on_kill = cancel_on_kill
+        self.generation = generation
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and JSON arguments; a restarted triggerer goes on from these and the run directory."""
@@ -99,6 +102,7 @@ class SlurmJobTrigger(BaseTrigger):
                 "run_timeout": self.run_timeout,
                 "stream": self.stream,
                 "cancel_on_kill": self.cancel_on_kill,
+                "generation": self.generation,
             },
         )
 
@@ -147,4 +151,4 @@ class SlurmJobTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Cancel the job: Airflow 3.3 calls this when the user clears or marks the deferred task."""
         if self.cancel_on_kill:
-            await cancel(JobHandle.model_validate(self.job))
+            await cancel(JobHandle.model_validate(self.job), self.generation)

@@ -31,6 +31,8 @@ from airflow_slurm_images.lifecycle import Log, emit
 
 Outcome = tuple[Verdict, CompletionRecord | None, int]
 
+_PLACE = ("slurm_bin", "slurm_conf", "group")
+"""Profile fields that say where and how the cluster is asked; the cluster's name stands in every handle."""
 _ANSWER_BYTES = 4 * 1024 * 1024
 """Output of all jobs in one answer; shared fairly among the tasks that wait."""
 
@@ -67,9 +69,11 @@ class SharedObserver:
         The connection is looked up when the observer is made, so that a changed one counts from then on.
         """
         observers = cls._all.setdefault(asyncio.get_running_loop(), {})
-        key = (handle.slurm_conn_id, handle.workspace, repr(sorted(handle.profile.items())))
+        # Of a task's own profile only this changes what is asked; everything else must not cost a connection.
+        profile = {name: handle.profile[name] for name in _PLACE if name in handle.profile}
+        key = (handle.slurm_conn_id, handle.workspace, repr(sorted(profile.items())))
         if key not in observers:
-            hook = await _hook(handle)
+            hook = await _hook(handle.model_copy(update={"profile": profile}))
             observers.setdefault(key, cls(hook, forget=partial(observers.pop, key, None)))
         return observers[key]
 
@@ -158,11 +162,15 @@ class SharedObserver:
         self._waiting.discard(item)
 
 
-async def cancel(handle: JobHandle) -> None:
-    """``scancel`` one job under its name, over a fresh connection and without retries: Airflow allows seconds."""
+async def cancel(handle: JobHandle, generation: int | None = None) -> None:
+    """``scancel`` one job under its name, over a fresh connection and without retries: Airflow allows seconds.
+
+    With ``generation`` a job that a later generation of tries has adopted is left alone.
+    """
     hook = await _hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
     try:
-        await asyncio.to_thread(hook.cancel, handle.job_id, handle.job_name, handle.cluster, KILL_TIMEOUT)
+        cancelling = partial(hook.cancel, attempt=handle.attempt, generation=generation)
+        await asyncio.to_thread(cancelling, handle.job_id, handle.job_name, handle.cluster, KILL_TIMEOUT)
     finally:
         await asyncio.to_thread(hook.close)
 

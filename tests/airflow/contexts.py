@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 
 class TaskInstance(SimpleNamespace):
@@ -33,7 +34,7 @@ def task_context(**fields: Any) -> dict[str, Any]:
         "max_tries": 0,
         "pushed": {},
     }
-    return {"ti": TaskInstance(**{**values, **fields})}
+    return {"ti": TaskInstance(**{**values, **fields}), "outlet_events": MagicMock()}
 
 
 def handle(**fields: Any) -> dict[str, Any]:

@@ -104,6 +104,12 @@ def test_what_is_no_handle_is_refused(job: Any) -> None:
     assert context["ti"].pushed["failure"]["error"] == "InvalidRequestError"
 
 
+def test_a_record_instead_of_a_handle_is_passed_on(waited: Run) -> None:
+    """An unchanged image needs no job: the operator then returns the record at once."""
+    record = waited.record("poke")
+    assert SlurmJobSensor(task_id="s", job=record).execute(task_context()) == record
+
+
 def test_a_pending_timeout_that_cannot_be_kept_is_refused() -> None:
     sensor = SlurmJobSensor(task_id="s", job=handle(), mode="reschedule", pending_timeout=60)
     with pytest.raises(Exception, match="deferrable=True"):

@@ -9,15 +9,17 @@ import json
 import logging
 from collections.abc import Coroutine
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger
 from pydantic import ValidationError
 
 from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.core.observation import Observation, Watch
-from airflow_slurm_images.triggers import observer
+from airflow_slurm_images.triggers import images, observer
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 from tests.airflow.contexts import handle
 from tests.airflow.fake_hook import Answer, FakeHook, done, running
@@ -82,7 +84,8 @@ def test_a_trigger_survives_its_way_through_the_database() -> None:
     assert path == "airflow_slurm_images.triggers.images.SlurmJobTrigger"
     again = SlurmJobTrigger(**json.loads(json.dumps(arguments)))
     assert again.serialize() == (path, arguments)
-    assert {"job", "poll_interval", "pending_timeout", "run_timeout", "stream", "cancel_on_kill"} == set(arguments)
+    known = {"job", "poll_interval", "pending_timeout", "run_timeout", "stream", "cancel_on_kill", "generation"}
+    assert known == set(arguments)
 
 
 def test_the_event_is_plain_json_and_whole_in_itself(hooks: Hooks) -> None:
@@ -288,6 +291,54 @@ def test_a_kill_cancels_once_in_one_quick_attempt(hooks: Hooks, wanted: bool) ->
     assert cancelled[0][3] <= 5  # Airflow gives the hook of a kill few seconds
     assert hooks.options["connect_attempts"] == 1 and hooks.options["conn_timeout"] <= 3
     assert hooks[0].closed == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "tells_kills", "cancels"),
+    [
+        ("failed", False, True),
+        ("success", False, True),
+        ("removed", False, True),
+        (None, False, False),  # not known
+        ("None", False, False),  # cleared: the next try adopts the job
+        ("scheduled", False, False),
+        ("deferred", False, False),  # the triggerer goes, another one comes
+        ("failed", True, False),  # Airflow calls on_kill by itself
+    ],
+)
+def test_where_airflow_tells_no_kills_the_state_of_the_task_decides(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch, state: str | None, tells_kills: bool, cancels: bool
+) -> None:
+    async def task_state(_self: Any) -> str | None:
+        return state
+
+    monkeypatch.setattr(images, "_TELLS_KILLS", tells_kills)
+    monkeypatch.setattr(SlurmJobTrigger, "_task_state", task_state)
+
+    async def story() -> None:
+        waiting = asyncio.create_task(event_of(trigger(job_id=9)))
+        await asyncio.sleep(1.5 * INTERVAL)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    play(story())
+    assert [what[0] for hook in hooks for what in hook.cancelled] == ([9] if cancels else [])
+
+
+@pytest.mark.parametrize(("map_index", "key"), [(-1, "t"), (3, "t_3")])
+def test_the_state_is_that_of_this_task_instance(monkeypatch: pytest.MonkeyPatch, map_index: int, key: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def states(**what: Any) -> dict[str, dict[str, str]]:
+        asked.append(what)
+        return {"r": {key: "failed"}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    one = trigger()
+    one.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=map_index)  # type: ignore[assignment]
+    assert play(one._task_state()) == "failed"
+    assert asked == [{"dag_id": "d", "task_ids": ["t"], "run_ids": ["r"], "map_index": map_index}]
 
 
 def test_on_kill_is_airflows_own_hook_where_it_has_one() -> None:

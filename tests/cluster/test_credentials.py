@@ -233,7 +233,7 @@ def test_a_cancelled_job_takes_its_secrets_along(
 ) -> None:
     task, hunt = _importing(box_plain, *held, connect, "cancelled")
     task.lifecycle.cancel(task.handle)
-    assert wait_until(lambda: (task.directory / "completion.json").exists(), 60)
+    assert wait_until((task.directory / "completion.json").exists, 60)
     assert hunt.files(*places(box_plain)) == [] and not hunt.is_in(texts(box_plain, task))
 
 

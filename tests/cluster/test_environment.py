@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def home_with(box: Box, **scripts: str) -> Iterator[Path]:
         assert snapshot(home) == before
 
 
-def works(box: Box, image: Path, **profile: object) -> None:
+def works(box: Box, image: Path, **profile: Any) -> None:
     """A job goes its whole way, with the resources that were asked for."""
     task = inspect_task(box, image, "generic", **profile)
     assert task.run().image["architecture"] == "amd64"

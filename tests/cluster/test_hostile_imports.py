@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_slurm_images.core.errors import JobFailedError, SlurmImagesError
+from airflow_slurm_images.core.errors import JobFailedError, UnsafeImageError
 
 from .box import Box
 from .oci import Tree
@@ -80,14 +80,18 @@ def test_commands_in_the_settings_do_not_run(box_plain: Box, home: Path, tree: T
     imported_and_started(box_plain, push(box_plain, tree, config, "images/settings"))
 
 
-@pytest.mark.parametrize("directory", [f"/../../../../../../..{HOME}/made", f"/x{COMMAND}"])
-def test_a_working_directory_makes_nothing_on_the_host(box_plain: Box, home: Path, tree: Tree, directory: str) -> None:
-    """Enroot makes it at import; where that would leave the image the import has to fail."""
-    config = OddConfig("amd64", working_directory=directory)
-    task = import_task(box_plain, push(box_plain, tree, config, "images/workdir"), "workdir", "client")
-    with pytest.raises(SlurmImagesError):
+def test_a_working_directory_outside_the_image_is_not_made(box_plain: Box, home: Path, tree: Tree) -> None:
+    """Enroot makes it at import, with `mkdir -p` below its own root."""
+    config = OddConfig("amd64", working_directory=f"/../../../../../../..{HOME}/made")
+    task = import_task(box_plain, push(box_plain, tree, config, "images/workdir"), "workdir")
+    with pytest.raises(UnsafeImageError, match="working directory"):
         task.run()
     assert left_by(box_plain, task) == []
+
+
+def test_a_working_directory_with_a_command_runs_none(box_plain: Box, home: Path, tree: Tree) -> None:
+    config = OddConfig("amd64", working_directory=f"/x{COMMAND}")
+    imported_and_started(box_plain, push(box_plain, tree, config, "images/workdir"))
 
 
 @pytest.mark.parametrize("name", ["etc", ".lock", "proc", "tmp"])

@@ -62,11 +62,11 @@ def write_facts(**changes: Any) -> str:
     return f"cat > /asi/out/facts.json <<'END'\n{json.dumps(FACTS | changes)}\nEND\n"
 
 
-def refused(box: Box, task: Task, reason: str) -> JobFailedError:
-    """The task fails for `reason`, publishes nothing and leaves nothing."""
+def refused(box: Box, task: Task, *reasons: str) -> JobFailedError:
+    """The task fails for one of `reasons`, publishes nothing and leaves nothing."""
     with pytest.raises(JobFailedError) as caught:
         task.run()
-    assert caught.value.reason == reason
+    assert caught.value.reason in reasons
     assert not (box.workspace / "aliases" / f"{task.work.request.name}.sqsh").is_symlink()
     assert left_by(box, task) == []
     return caught.value
@@ -94,10 +94,7 @@ def test_facts_that_break_the_rules_are_refused(box_plain: Box, home: Path, base
 def test_what_the_job_saw_itself_stands_over_what_the_image_says(box_plain: Box, home: Path, base: Tree) -> None:
     lies = {"architecture": "arm64", "compression": "lzo", "sqsh_sha256": "f" * 64, "debian_packages": 7}
     task = attacked(box_plain, base, "liar", write_facts(image=lies) + "exit 0")
-    record = task.lifecycle
-    task.begin()
-    task.wait()
-    found = record.finish(task.handle)
+    found = task.run()
     assert found.image["architecture"] == "amd64"
     assert found.image["compression"] == "zstd"
     assert found.image["debian_packages"] is None
@@ -139,7 +136,8 @@ exit 5"""
 def test_killing_everything_it_can_reach_kills_only_the_image(box_plain: Box, home: Path, base: Tree) -> None:
     body = "kill -9 1 $PPID; for i in 2 3 4 5 6 7 8 9 10; do kill -9 -$i $i; done; kill -9 -1; /bin/sleep 1000"
     task = attacked(box_plain, base, "killer", body, inspect_timeout=30)
-    error = refused(box_plain, task, "inspection_failed")
+    # Enroot's own helpers live with the image: without its file system it ends as one that could not be started.
+    error = refused(box_plain, task, "inspection_failed", "start_failed")
     assert error.phase == "inspect"
     assert task.completion()["elapsed_seconds"] < 25
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core.errors import ClusterUnavailableError
-from airflow_slurm_images.hooks.slurm import CONNECT_TIMEOUT
+from airflow_slurm_images.hooks.slurm import CONNECT_TIMEOUT, SlurmHook
 
 from .box import Box
 from .sqsh import changed, false_python, place, squash, tree_of
-from .works import CONN_ID, SlurmHook, connection, inspect_task, slurm_hook
+from .works import CONN_ID, connection, inspect_task, slurm_hook
 
 OTHER_HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ3nVDYbRM5c8wuFkx7QTrHFzC0rO6j2mmHgjJcPLxyN"
 

@@ -165,7 +165,7 @@ def sha256(path: Path) -> str:
     return subprocess.run(["sha256sum", str(path)], check=True, capture_output=True, text=True).stdout[:64]
 
 
-def wrapped(box: Box, program: str, script: str) -> dict[str, list[str]]:
+def wrapped(box: Box, program: str, script: str) -> dict[str, Any]:
     """Profile settings that put a shell script before a program of the job; `{real}` in it is the program."""
     directory = Path(tempfile.mkdtemp(prefix="wrap-", dir=box.root))
     directory.chmod(0o755)

@@ -7,6 +7,7 @@ test asks for them, of Slurm's commands; they note every call, so that imports a
 
 from __future__ import annotations
 
+import itertools
 import json
 import pwd
 import re
@@ -303,7 +304,7 @@ class Scene:
         assert len(found) == jobs, found
         assert len(self.imports()) == imports, self.imports()
         ran = sorted((job for job in found if job.start and job.end), key=lambda job: job.job_id)
-        for earlier, later in zip(ran, ran[1:], strict=False):
+        for earlier, later in itertools.pairwise(ran):
             assert earlier.end and later.start and earlier.end <= later.start, found
         assert wait_until(lambda: not self.left(), 20), (self.left(), self.outputs())
 

@@ -91,7 +91,9 @@ class Echo(RecordingServer):
         return Reply()
 
 
-@pytest.mark.parametrize("password", ["plain", 'in"ner', "in#ner", "in'ner", "in$ner", "in\\ner", "a:b@c", "ü", "t" * 4040])
+@pytest.mark.parametrize(
+    "password", ["plain", 'in"ner', "in#ner", "in'ner", "in$ner", "in\\ner", "a:b@c", "ü", "t" * 4040]
+)
 def test_what_is_carried_arrives_through_curl_as_written(tmp_path: Path, password: str) -> None:
     file = tmp_path / "netrc"
     file.write_bytes(netrc("127.0.0.1:5000", "robot", password))

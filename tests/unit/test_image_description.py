@@ -44,6 +44,6 @@ def test_what_is_no_description_is_a_warning_not_a_failure(raw: bytes) -> None:
 
 
 def test_the_labels_of_the_config_stand_before_those_of_the_start_script() -> None:
-    rc = b"# label from comment\n\nmkdir -p \"/\" 2> /dev/null\n"
+    rc = b'# label from comment\n\nmkdir -p "/" 2> /dev/null\n'
     facts = static_facts({"rc": rc, "oci-config": b'{"labels": {"label": "as it is"}}'})
     assert facts["labels"] == {"label": "as it is"}

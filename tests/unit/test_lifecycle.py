@@ -74,7 +74,8 @@ def test_a_submitted_job_is_known_before_anything_else_can_fail(cluster: Scripte
     handle = lifecycle(cluster, clock, started).begin(work())
     assert started == [handle]
     assert isinstance(handle, JobHandle)
-    assert (handle.job_id, handle.cluster, handle.submitted_at, handle.profile) == (481, "north", AT, {"memory": "32G"})
+    assert (handle.job_id, handle.cluster, handle.submitted_at) == (481, "north", AT)
+    assert handle.profile == {"memory": "32G", "record_wait": 120}
     assert cluster.done == ["prepare", "stage", "submit"]
 
 

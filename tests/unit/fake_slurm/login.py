@@ -57,8 +57,7 @@ class LocalCluster:
             "enroot_bin": str(self.slurm.enroot),
             "scratch_root": str(self.slurm.scratch),
             "min_free": "1M",
-            "verify_manifest": False,  # asking the registry has tests of its own
-            "verify_manifest": False,  # the fake Enroot has no registry behind it; test_job_manifest.py brings one
+            "verify_manifest": False,  # the fake Enroot has no registry behind it; shell/registry/ brings one
             **profile,
         }
         self.hook = self.new_hook()

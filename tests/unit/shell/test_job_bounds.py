@@ -174,7 +174,7 @@ def test_a_batch_shell_killed_while_it_hashes_leaves_nothing_either(cluster: Loc
     cluster.slurm.tool(
         "openssl", '[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || { touch "${0%/*}/hashing"; sleep 1000; }'
     )
-    plan, job_id = cluster.place(import_request())
+    _, job_id = cluster.place(import_request())
     process = cluster.slurm.start(job_id)
     until((cluster.slurm.enroot / "hashing").exists)
     process.send_signal(signal.SIGKILL)

@@ -28,13 +28,13 @@ def look(cluster: LocalCluster, plan: LifecyclePlan, job_id: int, **values: obje
 
 
 def test_a_waiting_job_costs_one_squeue_and_no_sacct(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     for state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
         cluster.slurm.change(job_id, state=state)
         seen = look(cluster, plan, job_id)
         assert [row.state for row in seen.evidence.queue.rows] == [state]
         assert seen.evidence.accounting is None
-    assert len(cluster.slurm.calls("squeue")) == 5  # the first one belongs to prepare
+    assert len(cluster.slurm.calls("squeue")) == 4
     assert cluster.slurm.calls("sacct") == []
 
 
@@ -49,7 +49,7 @@ def test_a_good_record_needs_no_scheduler_at_all(cluster: LocalCluster) -> None:
 
 
 def test_an_invalid_job_id_is_not_in_the_queue_and_accounting_is_asked(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.slurm.change(job_id, in_queue=False, state="COMPLETED", accounted=True)
     cluster.slurm.next_answer("squeue", rc=1, err="slurm_load_jobs error: Invalid job id specified")
     seen = look(cluster, plan, job_id)
@@ -57,7 +57,7 @@ def test_an_invalid_job_id_is_not_in_the_queue_and_accounting_is_asked(cluster: 
 
 
 def test_a_queue_that_cannot_be_read_is_unknown_and_nothing_else_is_asked(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.slurm.next_answer("squeue", rc=1, err=CONTROLLER_DOWN)
     seen = look(cluster, plan, job_id)
     assert seen.evidence.queue.status == "unknown"
@@ -66,7 +66,7 @@ def test_a_queue_that_cannot_be_read_is_unknown_and_nothing_else_is_asked(cluste
 
 
 def test_an_absent_job_is_asked_for_by_id_name_and_the_clusters_own_time(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.slurm.change(job_id, in_queue=False, state="TIMEOUT", accounted=True)
     cluster.slurm.add_job(job_id + 1, "somebody-elses", in_queue=False, accounted=True)
     seen = look(cluster, plan, job_id)
@@ -88,7 +88,7 @@ def test_the_start_bound_comes_from_the_login_nodes_clock_and_zone(cluster: Loca
 
 @pytest.mark.parametrize("rc", [0, 1])
 def test_no_accounting_is_told_apart_and_the_controller_asked(cluster: LocalCluster, rc: int) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.slurm.change(job_id, in_queue=False)
     cluster.slurm.next_answer("sacct", rc=rc, err="Slurm accounting storage is disabled")
     seen = look(cluster, plan, job_id)
@@ -98,7 +98,7 @@ def test_no_accounting_is_told_apart_and_the_controller_asked(cluster: LocalClus
 
 
 def test_many_jobs_are_one_command_and_one_squeue(cluster: LocalCluster) -> None:
-    plans = [cluster.submit(import_request()) for _ in range(3)]
+    plans = [cluster.place(import_request()) for _ in range(3)]
     before = (len(cluster.commands), len(cluster.slurm.calls("squeue")))
     seen = cluster.hook.observe([watch_of(*plan) for plan in plans])
     assert [len(item.evidence.queue.rows) for item in seen] == [3, 3, 3]  # decide takes each one's own
@@ -106,7 +106,7 @@ def test_many_jobs_are_one_command_and_one_squeue(cluster: LocalCluster) -> None
 
 
 def test_what_is_wrong_with_one_job_stays_with_it(cluster: LocalCluster) -> None:
-    good, bad, gone = (cluster.submit(import_request()) for _ in range(3))
+    good, bad, gone = (cluster.place(import_request()) for _ in range(3))
     Path(bad[0].attempt_directory, "completion.json").write_text('{"exit_status":0,')
     Path(bad[0].attempt_directory, "slurm.out").mkdir()
     for path in Path(gone[0].attempt_directory).rglob("*"):
@@ -142,7 +142,7 @@ def test_a_record_that_is_a_link_or_too_large_is_not_trusted(cluster: LocalClust
 
 
 def test_output_comes_in_pieces_of_the_size_asked_for_and_in_order(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     Path(plan.attempt_directory, "slurm.out").write_bytes(bytes(range(256)) * 4)
     first = look(cluster, plan, job_id, size=1000)
     second = look(cluster, plan, job_id, offset=1000, size=1000)
@@ -151,7 +151,7 @@ def test_output_comes_in_pieces_of_the_size_asked_for_and_in_order(cluster: Loca
 
 
 def test_a_restarted_watcher_goes_on_where_its_stream_was_kept(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     Path(plan.attempt_directory, "slurm.out").write_bytes(b"0123456789")
     assert look(cluster, plan, job_id, offset=None).log_offset == 0
     look(cluster, plan, job_id, offset=4)
@@ -159,18 +159,19 @@ def test_a_restarted_watcher_goes_on_where_its_stream_was_kept(cluster: LocalClu
     assert look(cluster, plan, job_id, offset=None, stream="try2").log == b"0123456789"
 
 
-def test_a_kept_offset_that_makes_no_sense_starts_over(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+def test_a_kept_offset_that_makes_no_sense_starts_over(cluster: LocalCluster, tmp_path: Path) -> None:
+    plan, job_id = cluster.place(import_request())
     Path(plan.attempt_directory, "slurm.out").write_bytes(b"0123456789")
-    for junk in ("", "-3", "x[$(touch /tmp/never)]", "08", "9999999999999999999999"):
+    for junk in ("", "-3", f"x[$(touch {tmp_path}/never)]", "08", "9999999999999999999999"):
         Path(plan.attempt_directory, "streamed.try1").write_text(junk)
         seen = look(cluster, plan, job_id, offset=None)
         assert seen.evidence.queue.status == "ok"
         assert seen.log_offset >= 0
+    assert not (tmp_path / "never").exists()
 
 
 def test_output_that_looks_like_our_own_markers_is_only_output(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     forged = base64.b64encode(b"PENDING").decode()
     text = f"asi-{'0' * 32} end 0\nsqueue.out {forged}\n\nasi end 0\n".encode()
     Path(plan.attempt_directory, "slurm.out").write_bytes(text)
@@ -190,7 +191,7 @@ def test_the_next_poll_goes_to_the_cluster_that_sbatch_named(cluster: LocalClust
 
 
 def test_scancel_names_the_job_and_our_name(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.slurm.add_job(job_id + 1, "somebody-elses")
     answer = cluster.hook.cancel(job_id, plan.job_name)
     assert [(row.job_id, row.state) for row in answer.rows] == [(job_id, "CANCELLED")]
@@ -200,14 +201,14 @@ def test_scancel_names_the_job_and_our_name(cluster: LocalCluster) -> None:
 
 
 def test_a_recycled_id_under_another_name_is_not_cancelled(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.slurm.change(job_id, name="somebody-elses")
     assert cluster.hook.cancel(job_id, plan.job_name).rows == ()
     assert cluster.slurm.job(job_id)["state"] == "PENDING"
 
 
 def test_a_submission_cut_off_is_cancelled_by_its_name(cluster: LocalCluster) -> None:
-    plan, job_id = cluster.submit(import_request())
+    plan, job_id = cluster.place(import_request())
     cluster.hook.cancel(None, plan.job_name)
     assert cluster.slurm.job(job_id)["state"] == "CANCELLED"
     assert cluster.slurm.run(job_id) == 72  # started all the same: its claim is taken

@@ -97,7 +97,7 @@ def test_an_unclear_answer_is_doubt_and_no_job(cluster: LocalCluster, answer: di
         (1, "sbatch: error: invalid partition specified: gone"),
         (
             1,
-            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid",
         ),
         (127, "timeout: failed to run command 'sbatch': No such file or directory"),
     ],

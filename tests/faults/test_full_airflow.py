@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a whole Airflow shows: its own kills, its triggerer and its timeouts."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from airflow.triggers.base import BaseTrigger
+
+from airflow_slurm_images.core.plan import run_key
+from tests.cluster.box import Box
+from tests.cluster.polling import wait_until
+from tests.faults.airflow_stack import AirflowStack, TaskRun
+from tests.faults.conftest import MakeScene
+from tests.faults.scene import Scene
+from tests.faults.steps import DEPLOYMENT
+
+TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
+"""Whether this Airflow tells a trigger that a user ended its task: from 3.3 on."""
+
+Begin = Callable[[str], tuple[Scene, TaskRun]]
+
+
+@pytest.fixture(scope="module")
+def stack(box_accounting: Box, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowStack]:
+    environment = {"AIRFLOW_CONN_SLURM_DEFAULT": box_accounting.connection_json}
+    with AirflowStack(tmp_path_factory.mktemp("airflow") / "home", environment, DEPLOYMENT) as stack:
+        yield stack
+
+
+@pytest.fixture
+def begin(stack: AirflowStack, make_scene: MakeScene, box: Box) -> Begin:
+    """Run a DAG until its job is in its import, and waited for."""
+
+    def start(dag_id: str) -> tuple[Scene, TaskRun]:
+        scene = make_scene(box, "blocking", slurm_tools=["scancel"])
+        run_id = f"run-{secrets.token_hex(4)}"
+        task = "submit" if dag_id == "sensor" else "task"
+        scene.key = run_key(DEPLOYMENT, dag_id, task, run_id, -1)
+        scene.hold()
+        conf = {"image": scene.options["image"], "name": scene.name, "profile": scene.profile}
+        run = TaskRun(stack, dag_id, conf, run_id)
+        assert scene.importing(timeout=120), (run.log(), stack.logs())
+        state = "running" if dag_id.startswith("blocking") else "deferred"
+        assert run.reaches(state), run.instance
+        return scene, run
+
+    return start
+
+
+def published(scene: Scene, run: TaskRun, jobs: int, imports: int) -> None:
+    """The task ends well, with so many jobs in all."""
+    scene.release()
+    assert run.reaches("success", timeout=180), (run.instance, run.log())
+    record = run.xcom()
+    assert Path(record["sqsh"]["alias_path"]).resolve() == Path(record["sqsh"]["path"])
+    assert record["job"]["job_id"] == scene.imports()[-1]
+    scene.assert_settled(jobs=jobs, imports=imports)
+
+
+def test_a_restart_of_the_triggerer_cancels_nothing_and_the_task_goes_on(begin: Begin, stack: AirflowStack) -> None:
+    scene, run = begin("deferred")
+    assert wait_until(lambda: "is RUNNING" in run.log(), 60), run.log()
+    stack.stop_component("triggerer")
+    assert scene.job_state() == "RUNNING"
+    stack.start_component("triggerer")
+    published(scene, run, jobs=1, imports=1)
+    assert scene.calls("scancel") == []
+
+
+def test_a_killed_task_process_is_retried_and_the_retry_adopts(begin: Begin) -> None:
+    scene, run = begin("blocking")
+    run.signal(signal.SIGKILL)
+    assert run.reaches("running", tries=2), (run.instance, run.log())
+    published(scene, run, jobs=1, imports=1)
+
+
+@pytest.mark.parametrize("state", ["failed", pytest.param("success", marks=pytest.mark.slow)])
+def test_a_deferred_task_that_is_marked_cancels_its_job(begin: Begin, state: str) -> None:
+    scene, run = begin("deferred")
+    run.mark(state)
+    assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
+    assert len(scene.calls("scancel")) == 1, scene.calls("scancel")
+    assert scene.calls("scancel")[0].split()[1:3] == [f"--name={scene.job_name}", str(scene.jobs()[0].job_id)]
+    assert run.state == state
+    scene.assert_settled(jobs=1, imports=1)
+
+
+def test_a_deferred_task_that_is_cleared(begin: Begin) -> None:
+    """Airflow 3.3 tells of the clear: one scancel, a new job. Before, nobody is told: the new try adopts the job."""
+    scene, run = begin("deferred")
+    run.clear()
+    if TELLS_KILLS:
+        assert scene.importing(jobs=2), (scene.jobs(), run.log())
+        assert run.reaches("deferred", tries=2), (run.instance, run.log())
+        published(scene, run, jobs=2, imports=2)
+        assert len(scene.calls("scancel")) == 1, scene.calls("scancel")
+        assert [job.state for job in scene.jobs()] == ["CANCELLED", "COMPLETED"]
+    else:
+        assert run.reaches("deferred", tries=2), (run.instance, run.log())
+        published(scene, run, jobs=1, imports=1)
+        assert scene.calls("scancel") == []
+
+
+@pytest.mark.slow
+def test_a_running_task_that_is_marked_failed_cancels_its_job(begin: Begin) -> None:
+    scene, run = begin("blocking")
+    run.mark("failed")
+    assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
+    scene.assert_settled(jobs=1, imports=1)
+
+
+@pytest.mark.slow
+def test_a_running_task_that_is_cleared_ends_with_a_new_job(begin: Begin) -> None:
+    scene, run = begin("blocking")
+    run.clear()
+    assert scene.importing(jobs=2, timeout=120), (scene.jobs(), run.log())
+    published(scene, run, jobs=2, imports=2)
+    assert [job.state for job in scene.jobs()] == ["CANCELLED", "COMPLETED"]
+
+
+@pytest.mark.slow
+def test_sigterm_of_the_task_process_cancels_and_the_retry_submits_anew(begin: Begin) -> None:
+    scene, run = begin("blocking")
+    run.signal(signal.SIGTERM)
+    assert scene.importing(jobs=2, timeout=120), (scene.jobs(), run.log())
+    published(scene, run, jobs=2, imports=2)
+
+
+@pytest.mark.slow
+def test_with_cancel_on_kill_off_a_marked_task_leaves_its_job(begin: Begin) -> None:
+    for dag_id in ("blocking_kept", "deferred_kept"):
+        scene, run = begin(dag_id)
+        run.mark("failed")
+        assert run.reaches("failed")
+        scene.release()
+        assert scene.reaches("COMPLETED"), scene.jobs()
+        assert scene.calls("scancel") == []
+        scene.assert_settled(jobs=1, imports=1)
+
+
+@pytest.mark.slow
+def test_execution_timeout_of_a_deferred_task_cancels_and_the_retry_submits_anew(begin: Begin) -> None:
+    scene, run = begin("deferred_timeout")
+    assert scene.importing(jobs=2, timeout=120), (scene.jobs(), run.log())
+    scene.release()
+    assert run.reaches("success", timeout=180), (run.instance, run.log())
+    states = [job.state for job in scene.jobs()]
+    assert states == ["CANCELLED"] * (len(states) - 1) + ["COMPLETED"]
+    assert "execution_timeout" in run.log()
+    scene.assert_settled(jobs=len(states), imports=len(states))
+
+
+@pytest.mark.slow
+def test_a_sensor_that_is_marked_or_cleared_cancels_nothing(begin: Begin) -> None:
+    scene, run = begin("sensor")
+    run.clear()
+    assert run.reaches("deferred", tries=2), (run.instance, run.log())
+    run.mark("failed")
+    assert run.reaches("failed")
+    assert scene.job_state() == "RUNNING"
+    scene.release()
+    assert scene.reaches("COMPLETED")
+    assert scene.calls("scancel") == []
+    scene.assert_settled(jobs=1, imports=1)
