@@ -24,7 +24,7 @@ test-all: test ## what takes longer, after all of `make test`
 	$(PYTEST) -m slow tests
 
 test-unit: $(VENV)/.ready ## pure code and shell files, without a cluster (under a minute)
-	$(PYTEST) tests/unit -m "not slow"
+	$(PYTEST) tests/unit -m "not slow" --numprocesses 2
 
 test-airflow: system $(VENV)/.ready ## operators, sensor, triggers and example DAGs on the newest Airflow
 	$(PYTEST) tests/airflow -m "not slow"

@@ -58,6 +58,9 @@ asi::main() {
         lines+=("${line}")
         directories+=("${word[3]}")
     done
+    if ((${#lines[@]} == 0)); then
+        return 0
+    fi
     ls -a -- "${directories[@]}" > /dev/null 2>&1 # a look at a directory refreshes a file server's attribute cache
     for line in "${lines[@]}"; do
         read -r -a word <<< "${line}"

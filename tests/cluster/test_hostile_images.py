@@ -15,7 +15,7 @@ from .box import Box
 from .oci import Tree
 from .remains import left_by, private_home, snapshot
 from .sqsh import changed, false_python, place, squash, tree_of
-from .works import inspect_task
+from .works import Task, inspect_task, outcomes, reasons
 
 HOME = f"/home/{Box.user}"
 
@@ -73,10 +73,18 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("path", LINKS)
-def test_a_link_where_enroot_opens_a_file_is_not_started(box_plain: Box, home: Path, base: Tree, path: str) -> None:
-    tree = changed(bare(base, path), {}, {path: LINKS[path]})
-    refused(box_plain, f"link-{path.replace('/', '-').replace('.', '')}", tree, path)
+def test_a_link_where_enroot_opens_a_file_is_not_started(box_plain: Box, home: Path, base: Tree) -> None:
+    tasks: dict[str, Task] = {}
+    for path, target in LINKS.items():
+        tree = changed(bare(base, path), {}, {path: target})
+        tasks[path] = inspect_task(box_plain, squash(tree, place(box_plain, f"link-{len(tasks)}")))
+    found = outcomes(tasks)
+    assert reasons(found) == dict.fromkeys(LINKS, ("UnsafeImageError", "unsafe_image"))
+    for path, task in tasks.items():
+        assert f"/{path} is neither a regular file nor a directory" in str(found[path])
+        assert task.completion()["phase"] == "examine"
+        assert not (task.directory / "inspect.log").exists()
+        assert left_by(box_plain, task) == []
 
 
 def test_generic_reads_such_a_file_without_starting_it(box_plain: Box, home: Path, base: Tree) -> None:

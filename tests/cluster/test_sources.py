@@ -24,7 +24,7 @@ from .box import Box
 from .oci import Tree
 from .remains import bound, left_by
 from .sqsh import changed, false_python, place, squash, tree_of
-from .works import Task, import_task, inspect_task
+from .works import Task, import_task, inspect_task, outcomes, reasons
 
 
 @pytest.fixture(scope="module")
@@ -64,39 +64,35 @@ def test_a_file_that_only_others_see_is_not_visible_on_the_node(box_plain: Box, 
     assert file.exists()
 
 
-@pytest.mark.parametrize("kind", ["link", "directory", "pipe", "unreadable"])
-def test_what_is_no_readable_file_is_refused(box_plain: Box, file: Path, kind: str) -> None:
-    path = place(box_plain, f"no-file-{kind}")
-    if kind == "link":
-        path.symlink_to(file)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path, 0o666)
-    else:
-        shutil.copy(file, path)
-        path.chmod(0o600)
-    task = inspect_task(box_plain, path, "generic", "no-file")
-    failed(box_plain, task, JobFailedError, "source_refused")
+def test_what_is_no_readable_file_is_refused(box_plain: Box, file: Path) -> None:
+    paths = {kind: place(box_plain, f"no-file-{kind}") for kind in ("link", "directory", "pipe", "unreadable")}
+    paths["link"].symlink_to(file)
+    paths["directory"].mkdir()
+    os.mkfifo(paths["pipe"], 0o666)
+    shutil.copy(file, paths["unreadable"])
+    paths["unreadable"].chmod(0o600)
+    tasks = {kind: inspect_task(box_plain, path, "generic", "no-file") for kind, path in paths.items()}
+    assert reasons(outcomes(tasks)) == dict.fromkeys(paths, ("JobFailedError", "source_refused"))
+    assert not (box_plain.workspace / "aliases" / "no-file.sqsh").is_symlink()
 
 
-@pytest.mark.parametrize("damage", ["4 KiB short", "tables overwritten", "no SquashFS", "empty"])
-def test_an_incomplete_file_is_caught(box_plain: Box, base: Tree, damage: str) -> None:
-    path = squash(base, place(box_plain, "damaged"))
-    size = path.stat().st_size
-    with path.open("r+b") as target:
-        if damage == "4 KiB short":
-            target.truncate(size - 8192)
-        elif damage == "tables overwritten":
-            target.seek(size - 12288)
-            target.write(b"\xff" * 12288)
-        else:
-            target.truncate(0)
-    if damage == "no SquashFS":
-        path.write_bytes(b"x" * size)
-    for kind in ("client", "generic"):
-        task = inspect_task(box_plain, path, kind, "damaged", copy_to_store=True)
-        failed(box_plain, task, IntegrityError, "broken_squashfs")
+def test_an_incomplete_file_is_caught(box_plain: Box, file: Path) -> None:
+    whole = file.read_bytes()
+    damaged = {
+        "8 KiB short": whole[:-8192],
+        "tables overwritten": whole[:-12288] + b"\xff" * 12288,
+        "no SquashFS": b"x" * len(whole),
+        "empty": b"",
+    }
+    tasks = {}
+    for number, (damage, data) in enumerate(damaged.items()):
+        path = place(box_plain, f"damaged-{number}")
+        path.write_bytes(data)
+        for kind in ("client", "generic"):
+            tasks[f"{damage}, {kind}"] = inspect_task(box_plain, path, kind, "damaged", copy_to_store=True)
+    assert reasons(outcomes(tasks)) == dict.fromkeys(tasks, ("IntegrityError", "broken_squashfs"))
+    assert not (box_plain.workspace / "aliases" / "damaged.sqsh").is_symlink()
+    assert list((box_plain.workspace / "store" / "sha256").glob(".partial-*")) == []
 
 
 @pytest.mark.parametrize("change", ["replaced", "written to", "removed"])

@@ -15,6 +15,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import Connection
 
 from airflow_slurm_images.core.decide import Limits
+from airflow_slurm_images.core.errors import SlurmImagesError
 from airflow_slurm_images.core.records import ImageRecord, JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import, build_inspect
 from airflow_slurm_images.hooks.slurm import SlurmHook
@@ -175,3 +176,27 @@ def wrapped(box: Box, program: str, script: str) -> dict[str, Any]:
     file.write_text(f"#!/bin/bash\n{script.replace('{real}', str(real))}\n")
     file.chmod(0o755)
     return {"path_prepend": [str(directory), *before]}
+
+
+def outcomes(tasks: Mapping[str, Task]) -> dict[str, SlurmImagesError | None]:
+    """Submit them all, then wait for each: its error, or None where it succeeded."""
+    found: dict[str, SlurmImagesError | None] = {}
+    for task in tasks.values():
+        task.begin()
+    for name, task in tasks.items():
+        try:
+            task.wait()
+            task.finish()
+            found[name] = None
+        except SlurmImagesError as err:
+            found[name] = err
+        task.hook.close()
+    return found
+
+
+def reasons(found: Mapping[str, SlurmImagesError | None]) -> dict[str, tuple[str, str | None]]:
+    """Class and reason of each error, to compare at once."""
+    return {
+        name: (type(err).__name__, err.details.get("reason") or getattr(err, "reason", None)) if err else ("", None)
+        for name, err in found.items()
+    }
