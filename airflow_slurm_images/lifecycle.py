@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from airflow_slurm_images import reuse
@@ -22,7 +22,9 @@ from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
     ConflictError,
     IntegrityError,
+    InvalidRequestError,
     SlurmImagesError,
+    SubmissionRefusedError,
     SubmissionUnknownError,
 )
 from airflow_slurm_images.core.observation import Observation, Watch, read_completion
@@ -39,8 +41,19 @@ from airflow_slurm_images.reuse import IfPresent
 
 LOOK_UP_SECONDS = 90.0
 """How long a job of a doubtful submission is looked up by name, each time."""
+EARLIEST = "2000-01-01T00:00:00"
+"""Start bound for accounting where the time of the submission is not known."""
 CANCEL_SECONDS = 120.0
 """How long a cancelled job may take to leave the queue."""
+
+
+_LEFT = {
+    "plan": "plan.json",
+    "completion": "completion.json",
+    "static.superblock": "output/static",
+    "facts": "output/facts.json",
+}
+"""What a good job leaves, and where."""
 
 
 class Log(Protocol):
@@ -149,7 +162,7 @@ class Lifecycle:
     def _take_over(self, work: Work, attempt: Attempt, plan: LifecyclePlan, job_id: int | None) -> JobHandle:
         known = job_id or attempt.claimed_by or (attempt.submitted.job_id if attempt.submitted else 0)
         cluster = attempt.submitted.cluster if attempt.submitted else self._cluster.profile.cluster
-        handle = self._handle(work, plan, SubmittedJob(known, cluster), attempt.submitted_at or "")
+        handle = self._handle(work, plan, SubmittedJob(known, cluster), attempt.submitted_at)
         self._started(handle)
         if job_id is None:
             self._log.info("Job %s of an earlier try has finished; collecting its result", known)
@@ -175,12 +188,25 @@ class Lifecycle:
         )
         for line in reports.plan_lines(plan):
             self._log.info("%s", line)
-        staged = self._cluster.stage(plan, work.credentials() if work.credentials else None)
-        job, submitted_at = self._submit(plan, staged, {row.job_id for row in state.queue.rows})
+        login = work.credentials() if work.credentials else None
+        try:
+            staged = self._cluster.stage(plan, login)
+            job, submitted_at = self._submit(plan, staged, {row.job_id for row in state.queue.rows})
+        except (InvalidRequestError, IntegrityError, SubmissionRefusedError):
+            if login is not None:
+                self._forget_login(plan)
+            raise
         handle = self._handle(work, plan, job, submitted_at)
         self._started(handle)
         self._log.info("Submitted job %s%s", job.job_id, f" on cluster {job.cluster}" if job.cluster else "")
         return handle
+
+    def _forget_login(self, plan: LifecyclePlan) -> None:
+        """Remove the login staged for a job that was refused: no job will, and the error counts, not this."""
+        try:
+            self._cluster.collect(plan.attempt_directory, ended=True)
+        except SlurmImagesError as err:
+            self._log.warning("The login staged in %s may still be there: %s", plan.attempt_directory, err.message)
 
     def _submit(self, plan: LifecyclePlan, staged: str, before: Collection[int]) -> tuple[SubmittedJob, str]:
         """Submit; in doubt look the job up by its name, and submit the same attempt once more if it is absent.
@@ -194,6 +220,8 @@ class Lifecycle:
                 if answer.job is not None:
                     return answer.job, answer.submitted_at
                 doubt = answer.doubt or ""
+            except SubmissionRefusedError:
+                raise
             except ClusterUnavailableError as err:
                 doubt = err.message
             self._log.warning("It is not known whether the job was submitted (%s); looking it up by name", doubt)
@@ -227,7 +255,7 @@ class Lifecycle:
             raise _unknown_submission(plan, "the cluster does not answer")
         return None
 
-    def _handle(self, work: Work, plan: LifecyclePlan, job: SubmittedJob, submitted_at: str) -> JobHandle:
+    def _handle(self, work: Work, plan: LifecyclePlan, job: SubmittedJob, submitted_at: str | None) -> JobHandle:
         return JobHandle(
             slurm_conn_id=work.slurm_conn_id,
             job_id=job.job_id,
@@ -238,8 +266,10 @@ class Lifecycle:
             token=plan.token,
             workspace=plan.workspace,
             run_directory=plan.attempt_directory,
-            submitted_at=submitted_at,
-            profile={**work.overrides, "record_wait": plan.profile.record_wait},
+            submitted_at=submitted_at or EARLIEST,
+            generation=work.generation,
+            record_wait=plan.profile.record_wait,
+            profile=dict(work.overrides),
             on_conflict=work.on_conflict,
         )
 
@@ -277,7 +307,11 @@ class Lifecycle:
     ) -> SlurmImagesError:
         """The error for a verdict, with the ends of the logs; cancels where waiting ended on our side."""
         if cancel and verdict.kind in ("stuck", "pending_timeout", "run_timeout"):
-            self.cancel(handle)
+            try:
+                self.cancel(handle)
+            except SlurmImagesError as err:
+                # why we gave up must not be lost over it
+                verdict = replace(verdict, message=f"{verdict.message}; and it could not be cancelled: {err.message}")
         logs: dict[str, str] = {}
         try:
             ended = verdict.kind in ("failed", "unknown")
@@ -290,9 +324,8 @@ class Lifecycle:
 
     def finish(self, handle: JobHandle) -> Finished:
         """Read what the job left, validate it, move the alias, return the image record."""
-        collected = self._cluster.collect(handle.run_directory)
-        plan = LifecyclePlan.load(_required(collected, "plan", handle))
-        state, completion = read_completion(_required(collected, "completion", handle), handle.token)
+        plan, collected = self._collect(handle)
+        state, completion = read_completion(collected.data("completion"), handle.token)
         if plan.token != handle.token or completion is None:
             detail = f": {state.detail}" if isinstance(state, CompletionInvalid) else ""
             raise IntegrityError(f"The records in {handle.run_directory} are not those of this attempt{detail}")
@@ -304,6 +337,28 @@ class Lifecycle:
         record = image_record.assemble(plan, completion, collected.data("facts"), static)
         facts = image_record.store_facts(plan, completion, completion.sqsh) if completion.sqsh else None
         return self._end(plan.workspace, record, facts, handle.on_conflict, plan.profile)
+
+    def _collect(self, handle: JobHandle) -> tuple[LifecyclePlan, RemoteResult]:
+        """All that a good job left; a file server may show it to the login node later than to the job."""
+        deadline = self._clock() + handle.record_wait
+        while True:
+            collected = self._cluster.collect(handle.run_directory)
+            written = collected.data("plan")
+            plan = LifecyclePlan.load(written) if written is not None else None
+            missing = [name for name in _LEFT if collected.data(name) is None]
+            if plan is not None and plan.request.kind == "generic" and "facts" in missing:
+                missing.remove("facts")  # nobody looked into the image
+            if plan is not None and not missing:
+                return plan, collected
+            if self._clock() >= deadline:
+                raise ClusterUnavailableError(
+                    f"The job ended well, but {_LEFT[missing[0]]} in {handle.run_directory} is not visible on the login "
+                    f"node after {handle.record_wait} s",
+                    remedy="Check that login and compute nodes see one and the same workspace, or raise record_wait; "
+                    "a retry collects the result when it is there.",
+                    details={"job_id": handle.job_id, "run_directory": handle.run_directory, "reason": "not_visible"},
+                )
+            self._sleep(min(5.0, max(0.1, deadline - self._clock())))
 
     def _end(
         self, workspace: str, record: ImageRecord, facts: StoreFacts | None, on_conflict: str, profile: ClusterProfile
@@ -325,17 +380,26 @@ class Lifecycle:
 
     # --- cancel
 
-    def cancel(self, handle: JobHandle) -> None:
-        """Cancel the job of ``handle`` and see it gone."""
-        self._cancel_and_wait(handle.job_id, handle.job_name, handle.cluster, handle.attempt)
+    def cancel(self, handle: JobHandle, *, others: bool = False) -> None:
+        """Cancel the job of ``handle`` and see it gone; with ``others`` every job of its name.
 
-    def _cancel_and_wait(self, job_id: int, name: str, cluster: str | None, attempt: str) -> None:
+        That is for who does not know which of them runs the attempt: a doubtful submission may have made two.
+        """
+        self._cancel_and_wait(handle.job_id, handle.job_name, handle.cluster, handle.attempt, others=others)
+
+    def _cancel_and_wait(
+        self, job_id: int, name: str, cluster: str | None, attempt: str, *, others: bool = False
+    ) -> None:
         deadline = self._clock() + CANCEL_SECONDS
         while True:
             try:
                 queue = self._cluster.cancel(job_id, name, cluster, attempt=attempt)
-                if queue.status == "ok" and not run_state.alive(queue, job_id):
-                    return
+                left = run_state.alive(queue)
+                if queue.status == "ok" and job_id not in left:
+                    if not (others and left):
+                        return
+                    job_id = min(left)
+                    continue
             except ClusterUnavailableError as err:
                 self._log.warning("Cancelling job %s: %s", job_id, err.message)
             if self._clock() >= deadline:
@@ -356,16 +420,6 @@ def _logs(collected: RemoteResult) -> Iterator[tuple[str, str]]:
     for name in collected.fields:
         if name.startswith("tail."):
             yield name.removeprefix("tail."), collected.text(name)
-
-
-def _required(collected: RemoteResult, name: str, handle: JobHandle) -> bytes:
-    data = collected.data(name)
-    if data is None:
-        raise IntegrityError(
-            f"{name} is missing in {handle.run_directory}",
-            remedy="Clear the task; a new attempt is submitted.",
-        )
-    return data
 
 
 def _unknown_submission(plan: LifecyclePlan, doubt: str) -> SubmissionUnknownError:

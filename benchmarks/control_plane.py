@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_slurm_images.core.observation import Observation, Watch
+from airflow_slurm_images.core.observation import Observation, Watch, payload
 from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.triggers import observer
 from airflow_slurm_images.triggers.images import SlurmJobTrigger
 from tests.cluster.box import Box, temporary_box
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
@@ -47,17 +48,19 @@ class Looks:
     asked: list[int] = field(default_factory=list)
 
     def watch(self) -> None:
-        real = SlurmHook.observe
+        """From now on the observer's hook is one that keeps the time."""
+        looks = self
 
-        def observe(hook: SlurmHook, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]:
-            started = time.monotonic()
-            try:
-                return real(hook, watches, cluster)
-            finally:
-                self.seconds.append(time.monotonic() - started)
-                self.asked.append(sum(len(watch.directory) + 120 for watch in watches))
+        class TimedHook(SlurmHook):
+            def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]:
+                started = time.monotonic()
+                try:
+                    return super().observe(watches, cluster)
+                finally:
+                    looks.seconds.append(time.monotonic() - started)
+                    looks.asked.append(len(payload(watches)))
 
-        SlurmHook.observe = observe  # type: ignore[method-assign]
+        vars(observer)["SlurmHook"] = TimedHook
 
 
 def submit(box: Box) -> dict[str, Any]:

@@ -12,7 +12,7 @@ asi::adopted() {
     local marker=''
     for marker in "$1"/generations/*; do
         marker="${marker##*/}"
-        if [[ -n "${ASI_GENERATION}" && "${marker}" =~ ^[0-9]+$ ]] && ((marker > ASI_GENERATION)); then
+        if [[ -n "${ASI_GENERATION}" && "${marker}" =~ ^(0|[1-9][0-9]{0,8})$ ]] && ((marker > ASI_GENERATION)); then
             return 0
         fi
     done
@@ -47,10 +47,11 @@ asi::mark() {
 
 # asi::told - Slurm took a scancel of this very job a moment ago; another one would add nothing.
 asi::told() {
-    local attempt='' age=0
+    local attempt='' told='' age=0
     for attempt in "${ASI_MARKED[@]+"${ASI_MARKED[@]}"}"; do
         if [[ -n "${ASI_JOB_ID}" && "$(head -c 64 -- "${attempt}/cancelled" 2> /dev/null)" == "${ASI_JOB_ID}" ]]; then
-            age="$(($(date +%s) - $(stat -c %Y -- "${attempt}/cancelled")))"
+            told="$(stat -c %Y -- "${attempt}/cancelled" 2> /dev/null)" || continue
+            age="$(($(date +%s) - told))"
             if ((age >= 0 && age < ASI_PATIENCE)); then
                 return 0
             fi

@@ -6,6 +6,8 @@
 ASI_WORK=''       # the .sqsh being worked on
 ASI_WORK_OWNED='' # set when the job made that file itself
 ASI_ENROOT=''     # version, X.Y.Z
+ASI_WRAP=()          # what an image is started with, for isolation
+ASI_START_OPTIONS=() # the same, of Enroot's own
 
 # asi::imports - does this run pull an image? Not where an earlier import left its file in the store.
 asi::imports() {
@@ -23,7 +25,11 @@ asi::check_tools() {
         command -v "${tool}" > /dev/null \
             || asi::fail "${E_TOOL_MISSING}" "'${tool}' is not on the job's PATH (${PATH}) on node ${SLURMD_NODENAME}"
     done
-    ASI_ENROOT="$(asi::away_from_home enroot version 2> /dev/null)" || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
+    ASI_ENROOT="$(asi::away_from_home timeout --kill-after=5 60 enroot version 2> /dev/null)" \
+        || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
+    if [[ ! "${ASI_ENROOT}" =~ ^[0-9]{1,4}[.][0-9.]*$ ]]; then
+        asi::fail "${E_TOOL_MISSING}" "'enroot version' on ${SLURMD_NODENAME} tells no version but '${ASI_ENROOT:0:80}'"
+    fi
     asi::log "enroot ${ASI_ENROOT} on node ${SLURMD_NODENAME}"
     if asi::imports && [[ "${ASI_NEEDS_ENROOT_4}" == 1 && "${ASI_ENROOT%%.*}" -lt 4 ]]; then
         asi::fail "${E_ENROOT_TOO_OLD}" \
@@ -102,12 +108,39 @@ asi::refuse_outside() {
     fi
 }
 
+# asi::mkdir ARGUMENT... - stands before mkdir(1) while Enroot imports, for a registry that gives Enroot another image than
+# it gave us, and where the manifest is not verified: a path that leads out of Enroot's working directory is not made.
+asi::mkdir() {
+    local path=''
+    for path in "$@"; do
+        if [[ "${path}" == "${PWD}/"* && "${path}" =~ (^|/)[.][.](/|$) ]]; then
+            : > "${0%/*}/outside"
+            exit 1
+        fi
+    done
+    PATH="${PATH#"${0%/*}":}"
+    exec mkdir "$@"
+}
+
+# asi::guard_mkdir - put it where Enroot finds it, and see that it works: scratch may be mounted noexec.
+asi::guard_mkdir() {
+    local -r bin="${ASI_SCRATCH}/bin"
+    mkdir -- "${bin}"
+    printf '#!/bin/bash -p\nset +o posix\n%s\nasi::mkdir "$@"\n' "$(declare -f asi::mkdir)" > "${bin}/mkdir"
+    chmod 0700 -- "${bin}/mkdir"
+    (cd "${ASI_SCRATCH}" && "${bin}/mkdir" "${PWD}/..") 2> /dev/null || true
+    if [[ ! -e "${bin}/outside" && ! -f "${ASI_SCRATCH}/config.json" ]]; then
+        asi::fail "${E_SCRATCH}" "no program can run below ${ASI_SCRATCH} (noexec?), which an import with verify_manifest off needs; set scratch_root"
+    fi
+    rm -f -- "${bin}/outside"
+}
+
 # asi::import - pull the pinned image and make the SquashFS file, on scratch or straight beside the store.
 asi::import() {
     local status=0 epoch=''
     local -r log="${ASI_ATTEMPT_DIR}/enroot.log"
     local -a environment=(
-        "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
+        "PATH=${ASI_SCRATCH}/bin:${PATH}" "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
         "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "TMPDIR=${ASI_SCRATCH}/tmp"
         "ENROOT_CACHE_PATH=${ASI_ATTEMPT_DIR}/cache" "PARALLEL_HOME=${ASI_SCRATCH}/tmp/parallel"
         "ENROOT_SQUASH_OPTIONS=${ASI_SQUASH_OPTIONS} -exit-on-error"
@@ -121,6 +154,7 @@ asi::import() {
         environment+=("SOURCE_DATE_EPOCH=${epoch}")
     fi
     asi::refuse_outside
+    asi::guard_mkdir
     asi::make_import_cache
     ASI_WORK="${ASI_SCRATCH}/work/image.sqsh"
     ASI_WORK_OWNED=1
@@ -128,6 +162,9 @@ asi::import() {
         enroot import --arch "${ASI_ARCH:-$(uname -m)}" --output "${ASI_WORK}" \
         "${ASI_IMAGE_URI%:sha256:*}:${ASI_PLATFORM_DIGEST:-${ASI_DIGEST}}" || status=$?
     asi::forget_credentials
+    if [[ -e "${ASI_SCRATCH}/bin/outside" ]]; then
+        asi::fail "${E_UNSAFE_IMAGE}" "the image's working directory leads out of the image; it was not imported"
+    fi
     if ((status != 0)); then
         df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
         asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status ${status} (registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY})"
@@ -157,28 +194,39 @@ asi::locate() {
     ASI_WORK="${ASI_SQSH_PATH}"
 }
 
-# asi::isolation - words that put a tool into its own PID, network and IPC namespace and tie its life to ours.
-# Enroot 4.1.2 has no such options itself; later ones do, and serve where unshare(1) is too old.
-asi::isolation() {
-    local -r kill='--fork --kill-child=KILL'
-    local extra=''
-    for extra in '--net --ipc --mount-proc' '--mount-proc'; do
-        # shellcheck disable=SC2086 # words on purpose
-        if unshare --user --map-current-user --pid ${kill} ${extra} true 2> /dev/null; then
-            printf 'unshare --user --map-current-user --pid %s %s\n' "${kill}" "${extra}"
-            return 0
+# asi::isolate - sets ASI_WRAP, words that put a tool into its own PID, network and IPC namespace and tie its life to
+# ours, or ASI_START_OPTIONS, which ask Enroot for that: 4.1.2 has no such options, later ones do, and serve where
+# unshare(1) is too old. Without a PID namespace an image could signal, and read the memory of, all that the user runs on
+# the node, so it is not started. (Mapped to root, older unshare(1) could make one too, but Enroot would see another user.)
+asi::isolate() {
+    local -r words='unshare --user --map-current-user --pid --fork --kill-child=KILL --mount-proc'
+    local extra='' help='' why=''
+    ASI_START_OPTIONS=()
+    for extra in '--net --ipc' '--net' '--ipc' ''; do
+        read -r -a ASI_WRAP <<< "${words} ${extra}"
+        if why="$(timeout --kill-after=5 30 "${ASI_WRAP[@]}" true 2>&1)"; then
+            break
         fi
+        ASI_WRAP=()
     done
+    if ((${#ASI_WRAP[@]} == 0)); then
+        help="$(asi::away_from_home timeout --kill-after=5 60 enroot start --help 2>&1)" || true
+        for extra in --pid --net --ipc; do
+            [[ "${help}" != *"${extra}"* ]] || ASI_START_OPTIONS+=("${extra}")
+        done
+    fi
+    extra=" ${ASI_WRAP[*]-} ${ASI_START_OPTIONS[*]-} "
+    if [[ "${extra}" != *' --pid '* ]]; then
+        asi::fail "${E_UNSAFE_IMAGE}" "node ${SLURMD_NODENAME} offers no PID namespace (${why:0:200}), so the image was not started; kind 'generic' works, or use 'exclude' to avoid this node"
+    fi
+    if [[ "${extra}" != *' --net '* || "${extra}" != *' --ipc '* ]]; then
+        asi::log "node ${SLURMD_NODENAME} offers no network or no IPC namespace; the image is started with the node's"
+    fi
 }
 
 # asi::start TARGET - run the inspector in TARGET, a .sqsh or the name of an unpacked image.
 asi::start() {
     local -r target="$1"
-    local -a options=() wrap=()
-    read -r -a wrap <<< "$(asi::isolation)" || true
-    if ((${#wrap[@]} == 0)) && asi::away_from_home enroot start --help 2>&1 | grep -q -- '--pid'; then
-        options=(--pid --net --ipc)
-    fi
     asi::tool "${ASI_ATTEMPT_DIR}/inspect.log" "${ASI_INSPECT_TIMEOUT}" \
         env -i "PATH=${PATH}" "HOME=${ASI_SCRATCH}/home" "LC_ALL=${LC_ALL}" \
         "ENROOT_SYSCONF_PATH=${ASI_ATTEMPT_DIR}/enroot-sysconf" "ENROOT_CONFIG_PATH=${ASI_SCRATCH}/home" \
@@ -186,7 +234,7 @@ asi::start() {
         "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" \
         ENROOT_LOGIN_SHELL=no ENROOT_MOUNT_HOME=no ENROOT_ROOTFS_WRITABLE=no ENROOT_REMAP_ROOT=no \
         ENROOT_ALLOW_SUPERUSER=no NVIDIA_VISIBLE_DEVICES=void MELLANOX_VISIBLE_DEVICES=void \
-        "${wrap[@]+"${wrap[@]}"}" enroot start "${options[@]+"${options[@]}"}" \
+        "${ASI_WRAP[@]+"${ASI_WRAP[@]}"}" enroot start "${ASI_START_OPTIONS[@]+"${ASI_START_OPTIONS[@]}"}" \
         --env SHELL=/bin/sh --rc "${ASI_ATTEMPT_DIR}/enroot.rc" --conf "${ASI_ATTEMPT_DIR}/start.conf" \
         --mount "${ASI_SCRATCH}/mount:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private" \
         --mount "${ASI_SCRATCH}/out:/asi/out:none:bind,rw,nosuid,nodev,noexec,private" \
@@ -203,6 +251,7 @@ asi::mount_failed() {
 asi::start_somehow() {
     local -r file="$1"
     local status=0
+    asi::isolate
     asi::start "${file}" || status=$?
     if ((status == 1)) && asi::mount_failed; then
         asi::log "mounting failed; once more in 5 s"

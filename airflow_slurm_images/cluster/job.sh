@@ -41,7 +41,7 @@ asi::reexec() {
     local -a environment=()
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
     IFS=: read -r user _ _ _ _ home _ < <(getent passwd "${EUID}") || true
-    if locale -a 2> /dev/null | grep -Eiq '^C\.utf-?8$'; then
+    if grep -Eiq '^C\.utf-?8$' <<< "$(locale -a 2> /dev/null)"; then
         locale=C.UTF-8
     fi
     environment=(
@@ -104,7 +104,8 @@ asi::claim() {
             asi::fail "${E_INTERNAL}" "cannot claim the attempt: is ${ASI_ATTEMPT_DIR} full or read-only?"
         fi
         read -r owner restarts < "${ASI_ATTEMPT_DIR}/claim/job_id" || true
-        if [[ "${owner}" != "${SLURM_JOB_ID}" ]] || ((SLURM_RESTART_COUNT <= ${restarts:-0})); then
+        if [[ ! "${restarts:=0}" =~ ^(0|[1-9][0-9]{0,8})$ || "${owner}" != "${SLURM_JOB_ID}" ]] \
+            || ((SLURM_RESTART_COUNT <= restarts)); then
             ASI_SUPERSEDED=1
             asi::fail "${E_SUPERSEDED}" "job ${owner:-unknown} already runs this attempt: superseded"
         fi
@@ -126,14 +127,14 @@ asi::quoted() {
 
 # asi::record STATUS - the completion record. Every value is a number, hex, or from a checked alphabet.
 asi::record() {
-    local -r status="$1"
-    local sqsh=null
+    local -r status="$1" new="${ASI_ATTEMPT_DIR}/.completion.new"
+    local sqsh=null text=''
     if ((status == 0)); then
         printf -v sqsh '{"path":"%s","sha256":"%s","size_bytes":%s,"inode":%s,"mtime":%s,"managed":%s}' \
             "${ASI_RESULT_PATH}" "${ASI_RESULT_SHA256}" "${ASI_RESULT_SIZE}" "${ASI_RESULT_INODE}" \
             "${ASI_RESULT_MTIME}" "${ASI_RESULT_MANAGED}"
     fi
-    {
+    text="$(
         printf '{"schema_version":1,"token":"%s","operation":"%s",' "${ASI_TOKEN}" "${ASI_OPERATION}"
         printf '"exit_status":%d,"phase":"%s","tool_status":%d,' "${status}" "${ASI_PHASE}" "${ASI_TOOL_STATUS}"
         printf '"job_id":%d,"restart_count":%d,' "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT}"
@@ -142,10 +143,12 @@ asi::record() {
         printf '"elapsed_seconds":%d,"hash_tool":"%s",' "${SECONDS}" "${ASI_HASH_TOOL}"
         printf '"platform_digest":%s,"index_digest":%s,' "$(asi::quoted "${ASI_PLATFORM_DIGEST}")" \
             "$(asi::quoted "${ASI_INDEX_DIGEST}")"
-        printf '"machine":"%s","sqsh":%s}\n' "$(uname -m)" "${sqsh}"
-    } > "${ASI_ATTEMPT_DIR}/.completion.new"
-    sync "${ASI_ATTEMPT_DIR}/.completion.new" 2> /dev/null || sync
-    mv -f "${ASI_ATTEMPT_DIR}/.completion.new" "${ASI_ATTEMPT_DIR}/completion.json"
+        printf '"machine":"%s","sqsh":%s}' "$(uname -m)" "${sqsh}"
+    )"
+    if ! { printf '%s\n' "${text}" > "${new}" && { sync "${new}" 2> /dev/null || sync; } \
+        && [[ "$(< "${new}")" == "${text}" ]] && mv -f "${new}" "${ASI_ATTEMPT_DIR}/completion.json"; }; then
+        printf 'asi: error: the completion record cannot be written: is %s full?\n' "${ASI_ATTEMPT_DIR}" >&2
+    fi
 }
 
 # asi::forget_credentials - the files with a secret, and Enroot's own copy of it.

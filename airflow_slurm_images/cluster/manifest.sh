@@ -119,7 +119,8 @@ asi::check_architecture() {
     local found=''
     found="$(jq -r '[.os // "linux", .architecture] | map(strings) | join("/")' "${ASI_SCRATCH}/config.json" 2> /dev/null)" || true
     if [[ "${found}" != "linux/$1" ]]; then
-        found="$(printf '%s' "${found}" | tr -cd 'A-Za-z0-9/._-' | head -c 80)"
+        found="${found//[^A-Za-z0-9\/._-]/}"
+        found="${found:0:80}"
         asi::fail "${E_ARCHITECTURE}" "the image is for ${found:-no stated platform}, asked was linux/$1"
     fi
 }

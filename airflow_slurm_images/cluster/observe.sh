@@ -4,6 +4,9 @@
 # Standard input: one line a job, `INDEX JOB_ID JOB_NAME ATTEMPT_DIRECTORY STREAM OFFSET BYTES`.
 # OFFSET `kept` goes on where STREAM was left: a restarted triggerer knows nothing, the run directory does.
 
+readonly ASI_CONTROL_SECONDS=20 # for all questions to the controller about single jobs in one look
+readonly ASI_CONTROL_JOBS=20
+
 ASI_IDS=()
 ASI_NAMES=()
 ASI_OPEN=()
@@ -24,7 +27,7 @@ asi::look() {
     elif ((offset > 0)); then
         printf '%s\n' "${offset}" > "${kept}.new" && mv -f -- "${kept}.new" "${kept}"
     fi
-    [[ "${offset}" =~ ^[0-9]+$ ]] || offset=0
+    [[ "${offset}" =~ ^(0|[1-9][0-9]{0,17})$ ]] || offset=0
     if [[ "${offset}" != "$6" ]]; then # a process or more for each of many jobs is what makes a look expensive
         asi::put_text "${index}.offset" "${offset}"
     fi
@@ -43,6 +46,20 @@ asi::look() {
     fi
 }
 
+# asi::ask_controller ID... - about jobs one by one; beginning anywhere, so that those which a slow controller leaves no
+# time for have their turn another time.
+asi::ask_controller() {
+    local -r end="$((SECONDS + ASI_CONTROL_SECONDS))" first="$((RANDOM % $#))"
+    local -a turn=("${@:first + 1}" "${@:1:first}")
+    local id=''
+    for id in "${turn[@]:0:ASI_CONTROL_JOBS}"; do
+        if ((SECONDS >= end)); then
+            break
+        fi
+        asi::run "scontrol.${id}" "$((end - SECONDS < 15 ? end - SECONDS : 15))" scontrol --oneliner show job "${id}"
+    done
+}
+
 asi::main() {
     local line='' id='' active=''
     local -a word=() doubtful=() lines=() directories=()
@@ -57,7 +74,7 @@ asi::main() {
         ASI_NAMES+=("${word[2]}")
         lines+=("${line}")
         directories+=("${word[3]}")
-    done
+    done <&"${ASI_PAYLOAD}"
     if ((${#lines[@]} == 0)); then
         return 0
     fi
@@ -75,7 +92,7 @@ asi::main() {
     if ((ASI_STATUS != 0)); then
         return 0
     fi
-    active="$(awk -F '|' '$2 ~ /^(PENDING|RUNNING|CONFIGURING|COMPLETING|SUSPENDED|STOPPED|RESIZING|SIGNALING|STAGE_OUT|REQUEUED|REQUEUE_HOLD)$/ { print $1 }' <<< "${ASI_OUTPUT}")"
+    active="$(asi::active_jobs)"
     for id in "${ASI_OPEN[@]}"; do
         if ! grep -qx -- "${id}" <<< "${active}"; then
             doubtful+=("${id}")
@@ -85,11 +102,10 @@ asi::main() {
         return 0
     fi
     printf -v ids '%s,' "${doubtful[@]}"
-    asi::run sacct 30 sacct -X --noheader --parsable2 --jobs="${ids%,}" --name="${names%,}" \
+    # By id alone: accounting cuts a long list of names. Who reads the rows compares the names.
+    asi::run sacct 30 sacct -X --noheader --parsable2 --jobs="${ids%,}" \
         --starttime="${ASI_SINCE}" --format="${ASI_SACCT_FIELDS}"
-    for id in "${doubtful[@]:0:20}"; do
-        asi::run "scontrol.${id}" 15 scontrol --oneliner show job "${id}"
-    done
+    asi::ask_controller "${doubtful[@]}"
 }
 
 asi::main

@@ -3,24 +3,44 @@
 # refuse what is not ours, and tell what there is of this run: its active jobs, its attempts, and the images
 # already made from the same source.
 
-# asi::trusted PATH - a real directory, owned by us or (shared workspace) by a member of the group, never world-writable.
-asi::trusted() {
+# asi::real_directory PATH - sets ASI_OWNER, ASI_DIRECTORY_GROUP and ASI_MODE of what is a directory and no link.
+asi::real_directory() {
     local -r path="$1"
-    local owner='' mode=''
     if [[ -L "${path}" ]]; then
         asi::refuse unsafe_workspace "${path} is a symbolic link; below the workspace root only real directories are used"
     fi
     if [[ ! -d "${path}" ]]; then
         asi::refuse unsafe_workspace "${path} is not a directory"
     fi
-    read -r owner mode <<< "$(stat -c '%U %a' -- "${path}")"
-    if (((8#${mode} & 8#0002) != 0)); then
-        asi::refuse unsafe_workspace "${path} is world-writable (mode ${mode}); chmod o-w it"
+    IFS='|' read -r ASI_OWNER ASI_DIRECTORY_GROUP ASI_MODE <<< "$(stat -c '%U|%G|%a' -- "${path}")"
+    if [[ ! "${ASI_MODE}" =~ ^[0-7]+$ ]]; then
+        asi::refuse unavailable "cannot look at ${path}"
     fi
-    if [[ "${owner}" != "${ASI_LOGIN}" ]]; then
-        if [[ -z "${ASI_GROUP}" ]] || ! asi::in_group "${owner}"; then
-            asi::refuse unsafe_workspace "${path} belongs to '${owner}', not to '${ASI_LOGIN}'"
+}
+
+# asi::trusted PATH - owned by us or (shared workspace) by a member of the group, never world-writable.
+asi::trusted() {
+    local -r path="$1"
+    asi::real_directory "${path}"
+    if (((8#${ASI_MODE} & 8#0002) != 0)); then
+        asi::refuse unsafe_workspace "${path} is world-writable (mode ${ASI_MODE}); chmod o-w it"
+    fi
+    if [[ "${ASI_OWNER}" != "${ASI_LOGIN}" ]]; then
+        if [[ -z "${ASI_GROUP}" ]] || ! asi::in_group "${ASI_OWNER}"; then
+            asi::refuse unsafe_workspace "${path} belongs to '${ASI_OWNER}', not to '${ASI_LOGIN}'"
         fi
+    fi
+}
+
+# asi::private PATH - ours alone, group or not: here lie the scripts our jobs run and the logins they use.
+asi::private() {
+    local -r path="$1"
+    asi::real_directory "${path}"
+    if [[ "${ASI_OWNER}" != "${ASI_LOGIN}" ]]; then
+        asi::refuse unsafe_workspace "${path} belongs to '${ASI_OWNER}', not to '${ASI_LOGIN}'"
+    fi
+    if (((8#${ASI_MODE} & 8#0077) != 0)); then
+        asi::refuse unsafe_workspace "${path} is open to others (mode ${ASI_MODE}); look at what is in it, then chmod go-rwx it"
     fi
 }
 
@@ -29,25 +49,38 @@ asi::in_group() {
     [[ " $(id -Gn -- "$1" 2> /dev/null) " == *" ${ASI_GROUP} "* ]]
 }
 
-# asi::ensure PATH MODE - mkdir may lose a race against another task; the check below decides either way.
-asi::ensure() {
-    local -r path="$1" mode="$2"
-    if [[ ! -e "${path}" && ! -L "${path}" ]] && mkdir -m 0700 -- "${path}" 2> /dev/null; then
-        if [[ -n "${ASI_GROUP}" && "${mode}" != 0700 ]]; then
-            { chgrp -- "${ASI_GROUP}" "${path}" && chmod "${mode}" -- "${path}"; } \
-                || asi::refuse unsafe_workspace "cannot give ${path} to group ${ASI_GROUP}; is '${ASI_LOGIN}' a member?"
-        fi
+# asi::make PATH - mkdir may lose a race against another task; the check that follows decides either way.
+asi::make() {
+    if [[ ! -e "$1" && ! -L "$1" ]]; then
+        mkdir -m 0700 -- "$1" 2> /dev/null
     fi
+}
+
+# asi::ensure_shared PATH MODE - MODE is for the group. Its maker sets it, also later: he may have been killed before, or
+# the profile's group is new.
+asi::ensure_shared() {
+    local -r path="$1" mode="$2"
+    asi::make "${path}"
     asi::trusted "${path}"
+    if [[ -n "${ASI_GROUP}" && "${ASI_OWNER}" == "${ASI_LOGIN}" ]] \
+        && [[ "${ASI_DIRECTORY_GROUP}" != "${ASI_GROUP}" || "${ASI_MODE}" != "${mode}" ]]; then
+        { chgrp -- "${ASI_GROUP}" "${path}" && chmod "${mode}" -- "${path}"; } \
+            || asi::refuse unsafe_workspace "cannot give ${path} to group ${ASI_GROUP}; is '${ASI_LOGIN}' a member?"
+    fi
+}
+
+# asi::ensure_private PATH
+asi::ensure_private() {
+    asi::make "$1"
+    asi::private "$1"
 }
 
 # asi::workspace - sets ASI_ROOT.
 asi::workspace() {
     local mode=''
-    local -r shared="${ASI_GROUP:+3770}" names="${ASI_GROUP:+2770}"
     ASI_ROOT="$(realpath -e -- "${ASI_WORKSPACE}" 2> /dev/null)" \
         || asi::refuse no_workspace "workspace_root ${ASI_WORKSPACE} does not exist on $(uname -n)"
-    mode="$(stat -c %a -- "${ASI_ROOT}")"
+    mode="$(stat -c %a -- "${ASI_ROOT}")" || asi::refuse unavailable "cannot look at ${ASI_ROOT}"
     if (((8#${mode} & 8#0002) != 0)); then
         asi::refuse unsafe_workspace "workspace_root ${ASI_ROOT} is world-writable (mode ${mode}); chmod o-w it"
     fi
@@ -57,13 +90,13 @@ asi::workspace() {
     if [[ -n "${ASI_GROUP}" ]] && ! asi::in_group "${ASI_LOGIN}"; then
         asi::refuse unsafe_workspace "'${ASI_LOGIN}' is not a member of group '${ASI_GROUP}'"
     fi
-    asi::ensure "${ASI_ROOT}/store" "${shared:-0700}"
-    asi::ensure "${ASI_ROOT}/store/sha256" "${shared:-0700}"
-    asi::ensure "${ASI_ROOT}/aliases" "${names:-0700}"
-    asi::ensure "${ASI_ROOT}/users" "${shared:-0700}"
-    asi::ensure "${ASI_ROOT}/users/${ASI_LOGIN}" 0700
-    asi::ensure "${ASI_ROOT}/users/${ASI_LOGIN}/runs" 0700
-    asi::ensure "${ASI_ROOT}/users/${ASI_LOGIN}/cache" 0700
+    asi::ensure_shared "${ASI_ROOT}/store" 3770
+    asi::ensure_shared "${ASI_ROOT}/store/sha256" 3770
+    asi::ensure_shared "${ASI_ROOT}/aliases" 2770
+    asi::ensure_shared "${ASI_ROOT}/users" 3770
+    asi::ensure_private "${ASI_ROOT}/users/${ASI_LOGIN}"
+    asi::ensure_private "${ASI_ROOT}/users/${ASI_LOGIN}/runs"
+    asi::ensure_private "${ASI_ROOT}/users/${ASI_LOGIN}/cache"
     asi::put_text workspace "${ASI_ROOT}"
     asi::put_text login "${ASI_LOGIN}"
     asi::put_text host "$(uname -n)"
@@ -77,9 +110,9 @@ asi::attempts() {
     if [[ ! -e "${run}" && ! -L "${run}" ]]; then
         return 0
     fi
-    asi::trusted "${run}"
+    asi::private "${run}"
     while IFS= read -r name; do
-        if [[ ! "${name}" =~ ^[0-9a-f]{16}$ || -L "${run}/${name}" ]]; then
+        if [[ ! "${name}" =~ ^[0-9a-f]{16}$ || -L "${run}/${name}" || ! -O "${run}/${name}" ]]; then
             continue
         fi
         asi::put_text attempt "${name}"
@@ -105,8 +138,7 @@ asi::forget_logins() {
             asi::forget_login "${attempt}"
         elif ((ASI_STATUS == 0)) && [[ -n "$(find "${attempt}/job_id" -mmin +5 2> /dev/null)" ]]; then
             IFS=';' read -r _ cluster < "${attempt}/job_id"
-            if [[ -z "${cluster}" || "${cluster}" == "${ASI_CLUSTER}" ]] \
-                && ! grep -Eq '\|(PENDING|RUNNING|CONFIGURING|COMPLETING|SUSPENDED|STOPPED|RESIZING|SIGNALING|STAGE_OUT|REQUEUED|REQUEUE_HOLD)\|' <<< "${ASI_OUTPUT}"; then
+            if [[ -z "${cluster}" || "${cluster}" == "${ASI_CLUSTER}" ]] && [[ -z "$(asi::active_jobs)" ]]; then
                 asi::forget_login "${attempt}"
             fi
         fi

@@ -63,8 +63,9 @@ asi::orphaned() {
     [[ "${field[1]}" != "$$" ]]
 }
 
-# asi::guard FIFO SCRATCH - outlives a batch shell that is killed alone, and ends what the shell had running. The end
-# of the pipe tells, but not at once: what the shell runs in the foreground (a hash, a copy) holds it open too.
+# asi::guard FIFO SCRATCH - outlives a batch shell that is killed alone, and ends what the shell had running. Its parent
+# tells it, not the end of the pipe: a shell that dies early never opens that, and what a shell runs in the foreground
+# (a hash, a copy) holds it open. So both open it for reading and writing, which waits for nobody.
 asi::guard() {
     local -r fifo="$1" scratch="$2"
     local word='' value='' child='' status=0
@@ -83,7 +84,7 @@ asi::guard() {
             forget) child='' ;;
             done) return 0 ;;
         esac
-    done < "${fifo}"
+    done <> "${fifo}"
     asi::kill_tree "${child:-none}" "$$" || true
     asi::forget_credentials
     chmod -R u+rwX -- "${scratch}" 2> /dev/null || true
@@ -115,14 +116,14 @@ asi::make_scratch() {
     ASI_SCRATCH="$(mktemp -d "${root}/asi-${ASI_TOKEN}.XXXXXX")" \
         || asi::fail "${E_SCRATCH}" "cannot make a private directory below ${root} on ${SLURMD_NODENAME}"
     mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,out,work}
-    uname -n > "${ASI_SCRATCH}/node"
     exec {ASI_ALIVE}> "${ASI_SCRATCH}/alive"
     flock --nonblock "${ASI_ALIVE}"
+    uname -n > "${ASI_SCRATCH}/node" # only now: a sweep looks at what has a node, and asks for the lock
     mkfifo "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}/pipe"
     set -m # a process group of its own: Slurm kills that of a batch shell which ended
     asi::guard "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}" < /dev/null > /dev/null 2>&1 &
     set +m
-    exec {ASI_GUARD}> "${ASI_SCRATCH}/guard"
+    exec {ASI_GUARD}<> "${ASI_SCRATCH}/guard"
     asi::log "scratch ${ASI_SCRATCH}"
 }
 

@@ -64,7 +64,7 @@ asi::drop_version() {
 # asi::prune_versions NAME - its lock is held, unless this is a rehearsal.
 asi::prune_versions() {
     local -r history="${ASI_ALIASES}/$1.d"
-    local -r current="$(readlink -- "${history}/current")"
+    local -r current="$(asi::current "${history}")"
     local number='' hex='' superseded="${ASI_NOW}" published='' replaced=''
     local rank=0
     if asi::for_real; then
@@ -74,7 +74,7 @@ asi::prune_versions() {
     while IFS= read -r number; do
         hex="$(asi::hex_of "$(readlink -- "${history}/${number}/image.sqsh")")"
         published="$(stat -c %Y -- "${history}/${number}/record.json" 2> /dev/null)" || published="${ASI_NOW}"
-        if [[ ! -d "${history}/${current:-none}" ]]; then
+        if [[ -z "${current}" || ! -d "${history}/${current}" ]]; then
             asi::did version kept 0 "${history}/${number}" 'the alias has no current version'
         elif ((number > current)); then
             asi::prune_version "${history}/${number}" "${hex}" 'never committed' && continue
@@ -90,11 +90,6 @@ asi::prune_versions() {
     done < <(asi::versions "${history}")
 }
 
-# asi::versions HISTORY - newest first.
-asi::versions() {
-    find "$1" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | grep -Ex '[1-9][0-9]{0,8}' | sort -rn
-}
-
 # asi::prune_version DIRECTORY HEX DETAIL
 asi::prune_version() {
     if asi::for_real && ! asi::drop_version "$1" "$2"; then
@@ -107,7 +102,7 @@ asi::prune_version() {
 # asi::prune_aliases - every alias is read, whatever the time is: what is not seen to be named must not look unnamed.
 asi::prune_aliases() {
     local name='' hex=''
-    while IFS= read -r name; do
+    while IFS= read -r -d '' name; do
         name="${name%.d}"
         if asi::for_real && asi::in_time && asi::lock "alias-${name}" 5; then
             asi::prune_versions "${name}"
@@ -117,7 +112,7 @@ asi::prune_aliases() {
         else
             ASI_COMPLETE=0
         fi
-    done < <(find "${ASI_ALIASES}" -mindepth 1 -maxdepth 1 -type d -name '[A-Za-z0-9]*.d' -printf '%f\n')
+    done < <(find "${ASI_ALIASES}" -mindepth 1 -maxdepth 1 -type d -name '[A-Za-z0-9]*.d' -printf '%f\0')
     if asi::for_real; then
         while IFS= read -r hex; do
             hex="$(asi::hex_of "${hex}")"
@@ -131,9 +126,12 @@ asi::prune_aliases() {
 # asi::to_trash SHA256 - 0 moved; 1 not (named after all, locked, or not ours to move).
 asi::to_trash() {
     local -r item="${ASI_ROOT}/store/.trash/$1"
-    local suffix=''
+    local suffix='' since=''
     asi::lock "sha256-$1" 5 || return 1
-    if asi::named_now "$1" || ! asi::shared_directory "${item%/*}" || ! asi::shared_directory "${item}"; then
+    # Who needs the file took the mark away under this lock, and another prune may have marked it anew.
+    since="$(stat -c %Y -- "${ASI_ALIASES}/.unnamed/$1" 2> /dev/null)" || since="${ASI_NOW}"
+    if [[ ! -e "${ASI_ALIASES}/.unnamed/$1" ]] || ! asi::older "${ASI_GRACE_SECONDS}" "${since}" \
+        || asi::named_now "$1" || ! asi::shared_directory "${item%/*}" || ! asi::shared_directory "${item}"; then
         asi::unlock "sha256-$1"
         return 1
     fi

@@ -38,7 +38,7 @@ asi::cannot_write() {
 # asi::read_record - whole, or nothing happens: a broken connection ends a stream early and silently.
 asi::read_record() {
     local sum=''
-    ASI_RECORD="$(head -c 1048577)"
+    ASI_RECORD="$(head -c 1048577 <&"${ASI_PAYLOAD}")"
     if ((${#ASI_RECORD} >= 1048576)); then
         asi::refuse integrity "the image record is larger than 1 MiB"
     fi
@@ -124,10 +124,9 @@ asi::fixed_link() {
     esac
 }
 
-# asi::versions - numbers of the alias's versions, ascending.
-asi::versions() {
-    find "${ASI_HISTORY}" -mindepth 1 -maxdepth 1 -type d -name '[1-9]*' -printf '%f\n' \
-        | grep -Ex '[1-9][0-9]{0,8}' | sort -n
+# asi::newest - number of the alias's newest version; nothing when there is none.
+asi::newest() {
+    asi::versions "${ASI_HISTORY}" | sed -n 1p
 }
 
 # asi::tidy - we hold the lock: whatever is half made was left by a dead publisher.
@@ -135,16 +134,13 @@ asi::tidy() {
     local number=''
     find "${ASI_HISTORY}" -mindepth 1 -maxdepth 1 \( -name '.new-*' -o -name '.current-*' -o -name '.old-*' \) \
         -exec rm -rf -- {} +
-    ASI_CURRENT="$(readlink -- "${ASI_HISTORY}/current")"
-    if [[ ! "${ASI_CURRENT}" =~ ^[1-9][0-9]{0,8}$ ]]; then
-        ASI_CURRENT=''
-    fi
-    number="$(asi::versions | tail -n 1)"
+    ASI_CURRENT="$(asi::current "${ASI_HISTORY}")"
+    number="$(asi::newest)"
     # One version beyond `current` was never committed. More of them: somebody removed `current`; keep them.
     if [[ -n "${number}" && "${number}" == "$((${ASI_CURRENT:-0} + 1))" ]]; then
         mv -T -- "${ASI_HISTORY}/${number}" "${ASI_HISTORY}/.old-${ASI_MARK}" \
             && rm -rf -- "${ASI_HISTORY}/.old-${ASI_MARK}"
-        number="$(asi::versions | tail -n 1)"
+        number="$(asi::newest)"
     fi
     ASI_NUMBER="$((${number:-0} + 1))"
 }
@@ -200,7 +196,7 @@ asi::repeat() {
     local before=''
     ASI_NUMBER="${ASI_CURRENT}"
     if [[ "${ASI_REUSED}" != 1 && "${ASI_PREVIOUS}" == "${ASI_RECORD}" ]]; then
-        before="$(asi::versions | grep -Fx -B 1 -- "${ASI_CURRENT}" | head -n 1)"
+        before="$(asi::versions "${ASI_HISTORY}" | grep -Fx -A 1 -- "${ASI_CURRENT}" | tail -n 1)"
         if [[ "${before}" == "${ASI_CURRENT}" ]] || asi::differs "${before}"; then
             ASI_MOVED=1
             ASI_PREVIOUS=''

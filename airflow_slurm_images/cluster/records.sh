@@ -35,20 +35,12 @@ asi::put_version() {
     ASI_VERSIONS=$((ASI_VERSIONS + 1))
 }
 
-# asi::current NAME - number of the committed version; nothing when there is none.
-asi::current() {
-    local number=''
-    number="$(readlink -- "${ASI_ROOT}/aliases/$1.d/current" 2> /dev/null)" || return 0
-    if [[ "${number}" =~ ^[1-9][0-9]{0,8}$ ]]; then
-        printf '%s\n' "${number}"
-    fi
-}
-
 # asi::put_alias NAME HISTORY - the current version, and with HISTORY 1 what the name meant before.
 asi::put_alias() {
-    local -r name="$1" history="$2" current="$(asi::current "$1")"
+    local -r name="$1" history="$2" directory="${ASI_ROOT}/aliases/$1.d"
+    local -r current="$(asi::current "${directory}")"
     local number=''
-    if [[ -z "${current}" || -L "${ASI_ROOT}/aliases/${name}.d" ]]; then
+    if [[ -z "${current}" || -L "${directory}" ]]; then
         return 0
     fi
     asi::put_version "${name}" "${current}" 1
@@ -58,8 +50,7 @@ asi::put_alias() {
             if ((number < current)); then
                 asi::put_version "${name}" "${number}" 0
             fi
-        done < <(find "${ASI_ROOT}/aliases/${name}.d" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' \
-            | grep -Ex '[1-9][0-9]{0,8}' | sort -rn)
+        done < <(asi::versions "${directory}")
     fi
 }
 

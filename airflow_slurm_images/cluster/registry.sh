@@ -33,7 +33,7 @@ asi::request() {
         --dump-header "${ASI_ANSWER}/headers" "$@" -- "${url}" || ASI_CURL_STATUS=$?
     # shellcheck disable=SC2034
     ASI_READER=asi::bounded
-    ASI_HTTP_STATUS="$(awk '/^HTTP\// { code = $2 } END { print code + 0 }' "${ASI_ANSWER}/headers")"
+    ASI_HTTP_STATUS="$(awk '/^HTTP\// && $2 ~ /^[0-9]+$/ { code = $2 } END { print code + 0 }' "${ASI_ANSWER}/headers")"
 }
 
 # asi::header NAME - value of a header of the last answer; of several the last.

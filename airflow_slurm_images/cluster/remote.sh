@@ -8,9 +8,14 @@ set -uo pipefail
 umask 077
 export LC_ALL=C
 
-# asi::begin - the result starts here; the exit trap ends it with the status, whatever happens.
+ASI_PAYLOAD='' # descriptor of what follows the script on standard input
+
+# asi::begin - the result starts here; the exit trap ends it with the status, whatever happens. From here on bash finds
+# the end of its own input, so that an error which throws it back to reading commands never makes it run the payload.
 asi::begin() {
     local name=''
+    # shellcheck disable=SC2034 # read by what takes a payload
+    exec {ASI_PAYLOAD}<&0 < /dev/null
     trap 'asi::end "$?"' EXIT
     printf '\n%s begin\n' "${ASI_MARK}"
     while IFS= read -r name; do
@@ -63,6 +68,27 @@ asi::forget_login() {
             rm -rf -- "${path}"
         fi
     done
+}
+
+# asi::versions HISTORY - numbers of an alias's versions, newest first.
+asi::versions() {
+    find "$1" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | grep -Ex '[1-9][0-9]{0,8}' | sort -rn
+}
+
+# asi::current HISTORY - number of the committed version; nothing when there is none. The link's text is somebody
+# else's in a shared workspace: nothing but a number may reach an arithmetic expression.
+asi::current() {
+    local -r number="$(readlink -- "$1/current" 2> /dev/null)"
+    if [[ "${number}" =~ ^[1-9][0-9]{0,8}$ ]]; then
+        printf '%s\n' "${number}"
+    fi
+}
+
+# asi::active_jobs - ids of the jobs in squeue's answer (ASI_OUTPUT) that may still run: all but those in a state that
+# is an end, so a held job, or a state of a later Slurm, is active.
+asi::active_jobs() {
+    awk -F '|' 'NF > 1 && $2 !~ /^(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)/ { print $1 }' \
+        <<< "${ASI_OUTPUT}"
 }
 
 # asi::refuse WORD TEXT - the command cannot be done; WORD says which error it becomes.

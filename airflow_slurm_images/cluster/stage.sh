@@ -28,7 +28,7 @@ asi::main() {
         || asi::refuse unavailable "cannot make ${ASI_RUN_DIRECTORY}"
     mkdir -m 0700 -- "${attempt}" || asi::refuse conflict "attempt directory ${attempt} is already there"
     cd "${attempt}" || asi::refuse unavailable "cannot enter ${attempt}"
-    if ! tar -x -f - --no-same-owner -p; then
+    if ! tar -x -f - --no-same-owner -p <&"${ASI_PAYLOAD}"; then
         asi::refuse unavailable "the staged files did not arrive whole in ${attempt} (is the file system full?)"
     fi
     if [[ "$(sha256sum < staged.sha256)" != "${ASI_STAGED_SHA256}  -" ]] \

@@ -108,6 +108,7 @@ asi::check_existing() {
 
 # asi::keep_result - name the file; for an import that is the moment it enters the store.
 asi::keep_result() {
+    local facts=''
     ASI_RESULT_PATH="${ASI_WORK}"
     if [[ -n "${ASI_EXISTING_SHA256}" ]]; then
         ASI_RESULT_MANAGED=true
@@ -117,7 +118,9 @@ asi::keep_result() {
         ASI_RESULT_PATH="${ASI_STORE}/${ASI_RESULT_SHA256}.sqsh"
         ASI_RESULT_MANAGED=true
     fi
-    read -r ASI_RESULT_INODE ASI_RESULT_SIZE ASI_RESULT_MTIME <<< "$(stat -c '%i %s %Y' -- "${ASI_RESULT_PATH}")"
+    facts="$(stat -c '%i %s %Y' -- "${ASI_RESULT_PATH}")" \
+        || asi::fail "${E_STORE_WRITE}" "${ASI_RESULT_PATH} was there and cannot be looked at any more"
+    read -r ASI_RESULT_INODE ASI_RESULT_SIZE ASI_RESULT_MTIME <<< "${facts}"
 }
 
 # asi::bring_over - the file under its temporary name in the store. mv copies where rename refuses, as between two

@@ -5,7 +5,7 @@
 
 # asi::did WHAT ACTION BYTES PATH DETAIL
 asi::did() {
-    ASI_REPORT+="$1"$'\t'"$2"$'\t'"$3"$'\t'"$4"$'\t'"${5//[^[:print:]]/?}"$'\n'
+    ASI_REPORT+="$1"$'\t'"$2"$'\t'"$3"$'\t'"${4//[^[:print:]]/?}"$'\t'"${5//[^[:print:]]/?}"$'\n'
 }
 
 # asi::for_real - is this more than a rehearsal?
@@ -25,6 +25,7 @@ asi::in_time() {
 # asi::older SECONDS TIME - is TIME at least SECONDS ago? What was made during this run is 0 seconds old.
 asi::older() {
     local -r time="${2%%.*}"
+    [[ "${time}" =~ ^-?(0|[1-9][0-9]{0,17})$ ]] || return 1 # what a file is called must never be calculated
     (((ASI_NOW > time ? ASI_NOW - time : 0) >= $1))
 }
 
@@ -37,16 +38,17 @@ asi::remove() {
     fi
 }
 
-# asi::prune_partials - of jobs and commands that died while writing; both times, as a rename sets only one.
+# asi::prune_partials - of jobs and commands that died while writing; both times, as a rename sets only one. Their names
+# are anybody's of the group: so lines end with a zero byte, and the path comes last.
 asi::prune_partials() {
     local path='' bytes='' written='' changed=''
-    while IFS=$'\t' read -r path bytes written changed; do
+    while IFS=$'\t' read -r -d '' bytes written changed path; do
         asi::in_time || return 0
         if asi::older "${ASI_PARTIAL_SECONDS}" "${written}" && asi::older "${ASI_PARTIAL_SECONDS}" "${changed}"; then
             asi::remove partial "${path}" "${bytes}" "last written at ${written%%.*}"
         fi
-    done < <(find "${ASI_STORE}" -maxdepth 1 -type f -name '.partial-*' -printf '%p\t%s\t%T@\t%C@\n'
-        find "${ASI_ALIASES}" -mindepth 1 -maxdepth 2 -type d -empty -name '.new-*' -printf '%p\t0\t%T@\t%C@\n')
+    done < <(find "${ASI_STORE}" -maxdepth 1 -type f -name '.partial-*' -printf '%s\t%T@\t%C@\t%p\0'
+        find "${ASI_ALIASES}" -mindepth 1 -maxdepth 2 -type d -empty -name '.new-*' -printf '0\t%T@\t%C@\t%p\0')
     if asi::for_real; then
         find "${ASI_ALIASES}/.unnamed" -type f -printf '%f\n' 2> /dev/null | while IFS= read -r path; do
             if [[ ! -e "${ASI_STORE}/${path}.sqsh" && ! -e "${ASI_STORE}/${path}.json" ]]; then
@@ -60,9 +62,9 @@ asi::prune_partials() {
 asi::prune_locks() {
     local path=''
     local -A seen=()
-    while IFS= read -r path; do
+    while IFS= read -r -d '' path; do
         seen["${path}"]="$(asi::lock_identity "${path}")"
-    done < <(find "${ASI_LOCKS}" -mindepth 1 -maxdepth 1 -printf '%p\n')
+    done < <(find "${ASI_LOCKS}" -mindepth 1 -maxdepth 1 -printf '%p\0')
     if ((${#seen[@]} == 0)); then
         return 0
     fi
@@ -104,7 +106,7 @@ asi::prune_runs() {
     while IFS= read -r path; do
         asi::in_time || return 0
         key="${path%/*}"
-        newest="$(find "${path}" -maxdepth 2 -printf '%T@\n' 2> /dev/null | sort -rn | head -n 1)"
+        newest="$(find "${path}" -maxdepth 2 -printf '%T@\n' 2> /dev/null | sort -rn | sed -n 1p)"
         if grep -qxF -- "asi-${key##*/}" <<< "${ASI_OUTPUT}" || [[ -z "${newest}" ]] \
             || ! asi::older "${ASI_RUN_SECONDS}" "${newest}"; then
             continue

@@ -201,7 +201,7 @@ def find_reusable(
     Same OCI digest, same platform, same squash options, a valid record, and a file whose size, inode and mtime are
     the recorded ones; SHA-256 values of two imports are never compared, as they differ. Where no ``architecture``
     is asked for, the import must have been made without one too, in the same partition. Prefers a record of the
-    same ``kind``, then the newest.
+    same ``kind``, then the newest. The record returned names the file where it is now.
     """
     candidates = [(item.recorded_at, item.record, item.path, item.file) for item in catalog.stored]
     candidates += [(item.published_at, item.record, item.path, item.file) for item in catalog.versions]
@@ -212,11 +212,16 @@ def find_reusable(
             continue
         if not _same_platform(facts, _machine(architecture), partition):
             continue
-        found = Reusable(record, facts, needs_inspection=facts.kind != kind)
+        found = Reusable(_at(record, path), facts, needs_inspection=facts.kind != kind)
         if not found.needs_inspection:
             return found
         best = best or found
     return best
+
+
+def _at(record: ImageRecord, path: str) -> ImageRecord:
+    """The record with the place where its file is now: the workspace may have moved since it was written."""
+    return record.model_copy(update={"sqsh": record.sqsh.model_copy(update={"path": path})})
 
 
 def _usable(record: ImageRecord | None, path: str, file: FileState, source_digest: str) -> StoreFacts | None:

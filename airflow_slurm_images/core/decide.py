@@ -256,7 +256,9 @@ def _observe(poll: _Poll, row: Row, memory: Memory) -> tuple[Memory, tuple[str, 
         return memory, ()
     since = poll.now if changed else memory.state_since
     where = f" on {row.nodes}" if row.nodes and not pending else ""
-    note = f"job {row.job_id} is {row.state}{where}" + (f", reason {reason}" if reason else "")
+    note = f"job {row.job_id} is {row.state}{where}" + (
+        f", reason {reason}" if reason not in (None, "", "None") else ""
+    )
     return replace(memory, state=row.state, reason=reason, state_since=since), (note,)
 
 

@@ -45,6 +45,14 @@ class JobStateUnknownError(ClusterUnavailableError):
     """The job is in no queue, no accounting, and left no completion record."""
 
 
+class SubmissionRefusedError(ClusterUnavailableError):
+    """Slurm takes no more jobs for now (a submit limit, a full queue). Nothing was submitted."""
+
+
+class OtherVersionError(ClusterUnavailableError):
+    """Another version of this package planned the attempt, in a form that this one cannot read. It was left alone."""
+
+
 class RegistryError(SlurmImagesError):
     """The registry refused or failed; the subclass says which."""
 

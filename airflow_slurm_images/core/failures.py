@@ -169,6 +169,16 @@ _NGC = Failure(
 _AUTH = Failure("registry_auth", "the registry refused the login", _CREDENTIALS_HINT, RegistryAuthError)
 
 PATTERNS: tuple[Pattern, ...] = (
+    # Before the disk: a limit on namespaces is 'No space left on device' to the kernel.
+    _pattern(
+        r"failed to create user namespace|unshare: .*(Operation not permitted|No space left)",
+        Failure(
+            "no_user_namespaces",
+            "user namespaces are unavailable on the node",
+            "Ask for user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1 on the nodes (importing "
+            "may work without), or use 'exclude' to avoid this node.",
+        ),
+    ),
     _pattern(r"No space left on device", _NO_SPACE),
     _pattern(r"Disk quota exceeded", _QUOTA),
     _pattern(
@@ -177,15 +187,6 @@ PATTERNS: tuple[Pattern, ...] = (
             "no_shell",
             "the image has no shell, so it cannot be started",
             "Use kind 'generic', which reads the image without starting it.",
-        ),
-    ),
-    _pattern(
-        r"failed to create user namespace|unshare: .*(Operation not permitted|No space left)",
-        Failure(
-            "no_user_namespaces",
-            "user namespaces are unavailable on the node",
-            "Ask for user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1 on the nodes (importing "
-            "may work without), or use 'exclude' to avoid this node.",
         ),
     ),
     _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error code: 40[13]", _NGC),

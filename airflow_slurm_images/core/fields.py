@@ -16,6 +16,7 @@ from pydantic import AfterValidator, StringConstraints
 
 MAX_PATH = 1024
 _PATH = re.compile(r"/[A-Za-z0-9._/+@%=~-]*")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
 
 
 def _safe_path(value: str) -> str:
@@ -28,6 +29,11 @@ def _safe_path(value: str) -> str:
     if ".." in value.split("/"):
         raise ValueError("the path must not hold '..'")
     return posixpath.normpath(value).replace("//", "/")
+
+
+def slurm_time(text: str) -> str | None:
+    """The time in a small file that the login node wrote, None where it was not written whole."""
+    return text.strip() if _TIME.fullmatch(text.strip()) else None
 
 
 def _requirement(value: str) -> str:
@@ -64,4 +70,6 @@ HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5
 SquashOptions = Annotated[str, StringConstraints(pattern=r"^(-[A-Za-z]|[A-Za-z0-9])[A-Za-z0-9 ._=+-]{0,510}$|^$")]
 DistributionRequirement = Annotated[str, AfterValidator(_requirement)]
 PythonVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+SlurmTime = Annotated[str, StringConstraints(pattern=rf"^{_TIME.pattern}$")]
+"""Local time of the cluster, as Slurm takes it for a start bound."""
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]

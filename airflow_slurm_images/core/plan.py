@@ -4,6 +4,10 @@
 A plan is built once, written to the attempt directory and loaded again by whoever takes over the task. Loading
 re-derives every value that follows from another one and checks the digest over all fields, so that a changed
 byte anywhere is refused rather than acted on.
+
+Versions of the package may meet at one plan, when one is upgraded while jobs wait. A sound plan of another version
+counts for what this version understands of it: its package files are others, and settings it did not know have their
+defaults. One that cannot be read so is told from a damaged one (OtherVersionError); its job is left alone.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError
-from airflow_slurm_images.core.fields import Hex16, Hex32, LoginName, OciDigest, SafePath, Sha256
+from airflow_slurm_images import __version__
+from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError, OtherVersionError
+from airflow_slurm_images.core.fields import Hex16, Hex32, LoginName, NonEmpty, OciDigest, SafePath, Sha256
 from airflow_slurm_images.core.profile import ClusterProfile, invalid_input
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, Request
 
@@ -83,6 +88,7 @@ class LifecyclePlan(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     schema_version: Literal[1] = 1
+    package_version: NonEmpty
     run_key: Hex32
     attempt: Hex16
     token: Hex32
@@ -122,6 +128,7 @@ class LifecyclePlan(BaseModel):
         """
         values: dict[str, Any] = {
             "schema_version": 1,
+            "package_version": __version__,
             "run_key": run_key,
             "attempt": attempt,
             "token": token,
@@ -142,15 +149,23 @@ class LifecyclePlan(BaseModel):
 
     @classmethod
     def load(cls, text: str | bytes) -> LifecyclePlan:
-        """Read a staged plan; raises IntegrityError when anything in it was changed, also to an equal value."""
+        """Read a staged plan; raises IntegrityError when anything in it was changed, also to an equal value.
+
+        Raises OtherVersionError for a sound plan of another version of this package that this one cannot read.
+        """
+        version = None
         try:
-            plan = cls.model_validate_json(text)
-            written = json.loads(text)
-            if canonical_digest({key: written[key] for key in written if key != "plan_digest"}) != plan.plan_digest:
-                raise InvalidRequestError("plan_digest does not fit the plan: a field was changed")
-            return plan
-        except (ValidationError, InvalidRequestError) as err:
-            fault = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else err.message
+            written = json.loads(text, object_pairs_hook=_unique)
+            version = _sound_version(written)
+            return cls.model_validate_json(text)
+        except (ValueError, RecursionError, InvalidRequestError) as err:  # pydantic's ValidationError is a ValueError
+            fault = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else err.args[0]
+            if version not in (None, __version__):
+                raise OtherVersionError(
+                    f"The attempt was planned by version {version} of this package, and version {__version__} cannot "
+                    f"read its plan: {fault}",
+                    remedy="Wait until its job has ended, or cancel it; a try after that starts a new attempt.",
+                ) from err
             raise IntegrityError(
                 f"The plan of this attempt is not valid: {fault}",
                 remedy="Find out who wrote to the run directory; then clear the task, which starts a new attempt.",
@@ -158,12 +173,15 @@ class LifecyclePlan(BaseModel):
 
     @model_validator(mode="after")
     def _invariants(self) -> LifecyclePlan:
+        ours = self.package_version == __version__
         derived = _derived(self.run_key, self.attempt, self.request, self.profile, self.workspace, self.login)
         for name, value in derived.items():
-            if getattr(self, name) != value:
+            if getattr(self, name) != value and (ours or name != "request_digest"):
                 raise ValueError(f"{name} does not follow from the other fields of the plan")
         if self.existing is not None and not isinstance(self.request, ImportRequest):
             raise ValueError("existing belongs to an import")
+        if not ours:
+            return self  # its own digest was right; what it has more or less than ours is not wrong
         if set(self.package_files) != set(PACKAGE_FILES):
             raise ValueError("package_files must name exactly the files of this package")
         for part in (self, self.request, self.profile):
@@ -173,9 +191,32 @@ class LifecyclePlan(BaseModel):
             raise ValueError("plan_digest does not fit the plan: a field was changed")
         return self
 
+    def asks(self, digest: str) -> bool:
+        """Whether this is the work of that request digest, by what this version makes of request and profile."""
+        return request_digest(self.request, self.profile) == digest
+
     def to_json(self) -> str:
         """JSON text as it is staged; loading it back gives an equal plan."""
         return self.model_dump_json(indent=1) + "\n"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a plan; two readers could take two values for a key that stands in it twice."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return values
+
+
+def _sound_version(written: Any) -> str | None:
+    """Version of the package that wrote the plan, None where it says none; raises ValueError for a wrong digest."""
+    if not isinstance(written, dict):
+        raise ValueError("it is not a JSON object")
+    digest = canonical_digest({key: value for key, value in written.items() if key != "plan_digest"})
+    if digest != written.get("plan_digest"):
+        raise ValueError("plan_digest does not fit the plan: a field was changed")
+    version = written.get("package_version")
+    return version if isinstance(version, str) else None
 
 
 def _derived(

@@ -25,6 +25,7 @@ ENVIRONMENT_NAMES = frozenset(
 """Variables a profile may hand to the job. A closed list: the job's environment decides what gets imported."""
 
 _URL_LOGIN = re.compile(r"://[^/\s'\"]+@")
+_BEFORE_AT = re.compile(r"[^\s'\"]+@")
 _SIZE = re.compile(r"(?i)^([0-9]+)([KMGT]?)(i?B)?$")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -129,8 +130,9 @@ class ClusterProfile(BaseModel):
         for name, text in value.items():
             if name not in ENVIRONMENT_NAMES:
                 raise ValueError(f"{name!r} is not among the variables a job may get: {sorted(ENVIRONMENT_NAMES)}")
-            if _URL_LOGIN.search(text):
-                raise ValueError(f"{name!r} holds a login in a URL; a secret must not enter the environment")
+            # curl takes `login:password@host` as a proxy too, without a scheme and with any character in the password.
+            if _URL_LOGIN.search(text) or ("@" in text and name.lower().endswith("_proxy")):
+                raise ValueError(f"{name!r} holds a login; a secret must not enter the environment")
             if not text.isprintable():
                 raise ValueError(f"{name!r} holds a control character")
         return value
@@ -161,7 +163,10 @@ def invalid_input(what: str, err: ValidationError) -> InvalidRequestError:
     lines = []
     for fault in err.errors(include_url=False):
         field = ".".join(str(part) for part in fault["loc"]) or "value"
-        given = _URL_LOGIN.sub("://***@", str(fault["input"]))[:120]
+        given = _URL_LOGIN.sub("://***@", str(fault["input"]))
+        if "environment" in fault["loc"]:
+            given = _BEFORE_AT.sub("***@", given)
+        given = given[:120]
         lines.append(f"{field}: {fault['msg']} (got {given!r})")
     return InvalidRequestError(
         f"Invalid {what}: " + "; ".join(lines), remedy="Correct the named fields; nothing was submitted."

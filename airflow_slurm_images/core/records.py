@@ -23,6 +23,7 @@ from airflow_slurm_images.core.fields import (
     PythonVersion,
     SafePath,
     Sha256,
+    SlurmTime,
 )
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.profile import ClusterProfile
@@ -187,7 +188,8 @@ class JobHandle(_Open):
     """A submitted job, enough to find it again: what the operator returns with ``wait_for_completion=False``.
 
     ``submitted_at`` is the login node's local time (``YYYY-MM-DDTHH:MM:SS``), the start bound for accounting;
-    the worker's clock never enters.
+    the worker's clock never enters. ``generation`` is that of the tries the job belongs to, ``record_wait`` the
+    profile's, as it was when the job was submitted or adopted.
     """
 
     schema_version: Literal[1] = 1
@@ -200,6 +202,8 @@ class JobHandle(_Open):
     token: Hex32
     workspace: SafePath
     run_directory: SafePath
-    submitted_at: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d$")]
+    submitted_at: SlurmTime
+    generation: int | None = Field(None, ge=1)
+    record_wait: int = Field(120, ge=1)
     profile: dict[str, Any] = Field(default_factory=dict)
     on_conflict: Literal["replace", "fail"] = "replace"

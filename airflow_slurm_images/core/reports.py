@@ -90,7 +90,9 @@ def _failure(verdict: Verdict, record: CompletionRecord | None, logs: Mapping[st
     if verdict.kind == "failed" and record is not None and state is not None:
         return _advised(state)  # the record knows the signal, Slurm why it was sent
     return Failure(
-        reason=(verdict.reason or verdict.state or verdict.kind).lower(),
+        reason=verdict.kind
+        if verdict.kind.endswith("timeout")
+        else (verdict.reason or verdict.state or verdict.kind).lower(),
         message=verdict.message,
         remedy=verdict.remedy or (advice.remedy if advice else "Look into the run directory."),
         retryable=verdict.retryable,

@@ -10,7 +10,8 @@ from typing import Literal
 from airflow_slurm_images.core import catalog
 from airflow_slurm_images.core.catalog import Catalog
 from airflow_slurm_images.core.decide import CompletionFound
-from airflow_slurm_images.core.errors import IntegrityError
+from airflow_slurm_images.core.errors import IntegrityError, OtherVersionError
+from airflow_slurm_images.core.fields import slurm_time
 from airflow_slurm_images.core.observation import queue_answer, read_completion
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.remote import RemoteResult
@@ -26,7 +27,10 @@ from airflow_slurm_images.core.states import StateClass, classify
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt directory as it was found. ``plan`` is None when it is missing or was changed."""
+    """One attempt directory as it was found. ``plan`` is None when it is missing, was changed or cannot be read.
+
+    ``other_version`` says that the plan is sound, but only the version of the package that wrote it can read it.
+    """
 
     name: str
     plan: LifecyclePlan | None
@@ -37,6 +41,7 @@ class Attempt:
     cancelled: bool
     generations: frozenset[int]
     exit_status: int | None
+    other_version: OtherVersionError | None = None
 
     @property
     def job_ids(self) -> frozenset[int]:
@@ -89,27 +94,31 @@ def read(result: RemoteResult) -> RunState:
 
 
 def _attempt(result: RemoteResult, name: str) -> Attempt:
-    plan = _plan(result.data(f"{name}.plan"))
+    plan, other_version = _plan(result.data(f"{name}.plan"))
     claim = result.text(f"{name}.claim").split()
-    completion = read_completion(result.data(f"{name}.completion"), plan.token)[0] if plan else None
+    completion, record = read_completion(result.data(f"{name}.completion"), plan.token) if plan else (None, None)
+    claimed_by = int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None
     return Attempt(
         name=name,
         plan=plan,
         submitted=_submitted(result.text(f"{name}.job_id")),
-        submitted_at=result.text(f"{name}.submitted_at").strip() or None,
-        claimed_by=int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None,
+        submitted_at=slurm_time(result.text(f"{name}.submitted_at")),
+        claimed_by=claimed_by or (record.job_id if record else None),
         fenced=bool(claim) and claim[0] == "0",
         cancelled=result.data(f"{name}.cancelled") is not None,
         generations=frozenset(int(text) for text in result.texts(f"{name}.generation") if text.isdigit()),
         exit_status=completion.exit_status if isinstance(completion, CompletionFound) else None,
+        other_version=other_version,
     )
 
 
-def _plan(data: bytes | None) -> LifecyclePlan | None:
+def _plan(data: bytes | None) -> tuple[LifecyclePlan | None, OtherVersionError | None]:
     try:
-        return LifecyclePlan.load(data) if data else None
+        return (LifecyclePlan.load(data) if data else None), None
     except IntegrityError:
-        return None
+        return None, None
+    except OtherVersionError as err:
+        return None, err
 
 
 def _submitted(text: str) -> SubmittedJob | None:
@@ -125,12 +134,19 @@ def choose(state: RunState, request_digest: str, generation: int, *, is_retry: b
     An active job with the same request is adopted, whatever its generation; other active jobs, and those somebody
     cancelled, are cancelled and seen gone first. A retry collects the newest attempt of its generation that ended
     well with this request, or adopts one that COMPLETED and whose record is not visible yet; a first try (new run,
-    or cleared) does neither.
+    or cleared) does neither. Raises OtherVersionError for an active job whose plan only another version of this
+    package can read: it may be doing just this work, so it is neither adopted nor cancelled.
     """
     adopted: tuple[Attempt, int] | None = None
     cancel: list[tuple[int, str]] = []
     for row in sorted(state.active(), key=lambda row: classify(row.state) is not StateClass.RUNNING):
         attempt = _attempt_of(state, row.job_id)
+        if attempt is not None and attempt.other_version and not attempt.cancelled and not attempt.fenced:
+            raise OtherVersionError(
+                f"Job {row.job_id} of this task is {row.state} and was left alone. {attempt.other_version.message}",
+                remedy=attempt.other_version.remedy,
+                details={"job_id": row.job_id, "state": row.state, "reason": "other_version"},
+            )
         if attempt is not None and adopted is None and _adoptable(attempt, request_digest):
             adopted = (attempt, row.job_id)
         elif adopted is None or attempt is not adopted[0]:
@@ -147,7 +163,7 @@ def choose(state: RunState, request_digest: str, generation: int, *, is_retry: b
 
 
 def _asks(attempt: Attempt, request_digest: str) -> bool:
-    return attempt.plan is not None and attempt.plan.request_digest == request_digest
+    return attempt.plan is not None and attempt.plan.asks(request_digest)
 
 
 def _adoptable(attempt: Attempt, request_digest: str) -> bool:
@@ -193,7 +209,7 @@ def find(state: RunState, attempt_name: str, before: Collection[int] = ()) -> tu
     return (SubmittedJob(max(strangers), None), submitted_at) if strangers else None
 
 
-def alive(queue: QueueAnswer, job_id: int) -> bool:
-    """Whether a cancelled job is still in the queue, ending (COMPLETING) included; the list of ended ones is not it."""
+def alive(queue: QueueAnswer) -> frozenset[int]:
+    """Jobs still in the queue, ending (COMPLETING) included; the list of ended ones is not it."""
     ended = (StateClass.COMPLETED, StateClass.FAILED, StateClass.INTERRUPTED)
-    return any(row.job_id == job_id and classify(row.state) not in ended for row in queue.rows)
+    return frozenset(row.job_id for row in queue.rows if classify(row.state) not in ended)

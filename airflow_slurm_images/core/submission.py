@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from airflow_slurm_images.core.errors import InvalidRequestError
+from airflow_slurm_images.core.errors import InvalidRequestError, SubmissionRefusedError
+from airflow_slurm_images.core.fields import slurm_time
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.slurm import AmbiguousSubmissionError, SubmittedJob, parse_sbatch
 
@@ -18,6 +19,16 @@ _DOUBT = re.compile(
 )
 """Words of an error after which a job may have been submitted all the same."""
 
+_FULL = re.compile(
+    r"(?:QOS|Assoc)\w*Submit\w*|temporarily unable to accept job|job queue full|job creation temporarily disabled",
+    re.IGNORECASE,
+)
+"""Words of a limit on the number of jobs, which passes: ``sbatch`` itself waits and tries again while the queue is
+full (``MaxJobCount``), so what it says then is no doubt either."""
+_LIMIT = "job submit limit"
+"""Part of Slurm's one sentence for all limits; which one it is, older releases do not say."""
+_LIMIT_NAME = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
+
 _REFUSED = re.compile(r"(sbatch: )?error:|Batch job submission failed|invalid|unrecognized|not found", re.IGNORECASE)
 
 
@@ -25,19 +36,23 @@ _REFUSED = re.compile(r"(sbatch: )?error:|Batch job submission failed|invalid|un
 class SubmitAnswer:
     """What ``sbatch`` answered. ``job`` None and ``doubt`` set: a job may be there or not."""
 
-    submitted_at: str
+    submitted_at: str | None
     job: SubmittedJob | None
     doubt: str | None
 
     @classmethod
     def read(cls, result: RemoteResult) -> SubmitAnswer:
-        """Judge the answer of ``submit.sh``; raises InvalidRequestError when Slurm refused the job for good."""
+        """Judge the answer of ``submit.sh``.
+
+        Raises InvalidRequestError when Slurm refused the job for good, SubmissionRefusedError when it takes no more
+        jobs for now.
+        """
         status, output, errors = (
             result.text("sbatch.rc"),
             result.text("sbatch.out"),
             result.text("sbatch.err"),
         )
-        submitted_at = result.text("submitted_at")
+        submitted_at = slurm_time(result.text("submitted_at"))
         if status == "0":
             try:
                 return cls(submitted_at, parse_sbatch(output), None)
@@ -48,6 +63,12 @@ class SubmitAnswer:
             raise InvalidRequestError(
                 f"sbatch was not found on the login node: {words}",
                 remedy="Name the directory of the Slurm commands in the profile's slurm_bin.",
+            )
+        if _FULL.search(words) or (_LIMIT in words and not _LIMIT_NAME.search(words)):
+            raise SubmissionRefusedError(
+                f"Slurm takes no more jobs of this account for now, nothing was submitted: {words}",
+                remedy="The task may be retried when other jobs have ended. Give these tasks an Airflow pool with no more "
+                "slots than the limit (sacctmgr show qos, show assoc) allows.",
             )
         if status.isdigit() and int(status) < 124 and _REFUSED.search(words) and not _DOUBT.search(words):
             raise InvalidRequestError(

@@ -45,8 +45,7 @@ class JobWatch:
 
     def __init__(self, handle: JobHandle, limits: Limits, now: float, *, stream: str, resume: bool = False) -> None:
         self.handle = handle
-        record_wait = handle.profile.get("record_wait")
-        self._limits = limits if record_wait is None else replace(limits, gone_grace=float(record_wait))
+        self._limits = replace(limits, gone_grace=float(handle.record_wait))
         self._memory = Memory(submitted_at=now)
         self._stream = _UNSAFE.sub("_", stream)[:80]  # it becomes part of a file name
         self._lines = LineStream(STREAM_LIMIT)

@@ -7,6 +7,7 @@ Nothing is parsed from text outside its markers, and no remote command runs long
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,10 @@ class SlurmHook(SSHHook):
     :param profile: profile fields that override those of the connection.
     :param connection: the resolved connection, for callers that must not look it up here (triggers).
     :param ssh_options: any further argument of the SSH provider's ``SSHHook``.
+
+    All of Airflow that a hook needs it asks for while it is made; a verb never calls the SDK, so it may run in a thread
+    or a signal handler. A profile that is not valid is told when it is used; an extra that is no JSON at once, by
+    InvalidRequestError.
     """
 
     conn_name_attr = "slurm_conn_id"
@@ -69,11 +74,15 @@ class SlurmHook(SSHHook):
     ) -> None:
         self.slurm_conn_id = slurm_conn_id
         self._connection = connection
-        self._overrides = dict(profile or {})
         self._connect_attempts = connect_attempts
+        extra = _extra(self.connection)
         super().__init__(ssh_conn_id=slurm_conn_id, **{"conn_retry_attempts": 1, **ssh_options})
         self.conn_timeout = self.conn_timeout or CONNECT_TIMEOUT
         self.auth_timeout = self.auth_timeout or CONNECT_TIMEOUT
+        try:
+            self._profile: ClusterProfile | InvalidRequestError = ClusterProfile.from_author(extra, profile)
+        except InvalidRequestError as err:
+            self._profile = err
 
     def get_connection(self, conn_id: str) -> Connection:  # type: ignore[override]
         """Return the connection given at construction, else look it up once."""
@@ -82,10 +91,16 @@ class SlurmHook(SSHHook):
         return self._connection
 
     @property
+    def connection(self) -> Connection:
+        """The resolved connection, for a further hook that must not look it up."""
+        return self.get_connection(self.slurm_conn_id)
+
+    @property
     def profile(self) -> ClusterProfile:
         """Profile of the connection with the overrides; raises InvalidRequestError."""
-        extra = self.get_connection(self.slurm_conn_id).extra_dejson
-        return ClusterProfile.from_author(extra, self._overrides)
+        if isinstance(self._profile, InvalidRequestError):
+            raise self._profile
+        return self._profile
 
     @property
     def where(self) -> str:
@@ -261,3 +276,24 @@ class SlurmHook(SSHHook):
         self.client = None
         if client is not None:
             client.close()
+
+
+def _extra(connection: Connection) -> dict[str, Any]:
+    """The connection's extra; raises InvalidRequestError.
+
+    Not by ``extra_dejson``: it tells the supervisor what to mask, which breaks Airflow 3.1's triggerer when a thread
+    does it, and takes bad JSON for none. The base class masked it all when it was made.
+    """
+    try:
+        extra = json.loads(connection.extra or "{}")
+    except ValueError as err:
+        raise InvalidRequestError(
+            f"The extra of connection {connection.conn_id!r} is not valid JSON: {err}",
+            remedy="Correct the extra in Airflow's connection; it is one JSON object.",
+        ) from err
+    if not isinstance(extra, dict):
+        raise InvalidRequestError(
+            f"The extra of connection {connection.conn_id!r} is not a JSON object",
+            remedy='Write it as {"workspace_root": "/shared/dir"}.',
+        )
+    return extra

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
-from airflow.providers.common.compat.sdk import BaseOperator, conf
+from airflow.providers.common.compat.sdk import BaseOperator, Connection, conf
 
 from airflow_slurm_images.assets import emit as emit_asset
 from airflow_slurm_images.assets import task_outlet
@@ -83,7 +83,8 @@ class ImageJobOperator(BaseOperator):
         self.run_timeout = run_timeout
         self.cancel_on_kill = cancel_on_kill
         self._handle: JobHandle | None = None
-        self._run_key: str | None = None
+        self._task_try: TaskTry | None = None
+        self._killer: SlurmHook | None = None
 
     @abstractmethod
     def build_request(self) -> ImportRequest | InspectRequest:
@@ -96,8 +97,8 @@ class ImageJobOperator(BaseOperator):
             work = self._work(task_try)
             limits = self._limits()
             interval = self._interval()
-            self._run_key = task_try.run_key
             hook = self._hook()
+            self._be_ready(task_try, hook.connection)
             lifecycle = Lifecycle(hook, self.log, started=self._remember)
             try:
                 handle = lifecycle.begin(work)
@@ -134,8 +135,8 @@ class ImageJobOperator(BaseOperator):
             if_present=_choice("if_present", self.if_present, ("skip", "verify", "reimport")),
         )
 
-    def _hook(self) -> SlurmHook:
-        return SlurmHook(self.slurm_conn_id, mapping("profile", self.profile))
+    def _hook(self, **options: Any) -> SlurmHook:
+        return SlurmHook(self.slurm_conn_id, mapping("profile", self.profile), **options)
 
     def _limits(self) -> Limits:
         return Limits(
@@ -195,7 +196,7 @@ class ImageJobOperator(BaseOperator):
             self.log.error("execution_timeout is over; cancelling job %s", handle.job_id)
             hook = self._hook()
             try:
-                Lifecycle(hook, self.log).cancel(handle)
+                Lifecycle(hook, self.log).cancel(handle, others=True)
             except SlurmImagesError as err:
                 self.log.error("The job could not be cancelled: %s", err)
             finally:
@@ -211,23 +212,24 @@ class ImageJobOperator(BaseOperator):
 
     # --- kill
 
+    def _be_ready(self, task_try: TaskTry, connection: Connection) -> None:
+        """Make the hook of a kill now: a signal handler must not ask Airflow for anything, its channel may be in use."""
+        self._killer = self._hook(connection=connection, connect_attempts=1, conn_timeout=KILL_SECONDS)
+        self._task_try = task_try
+
     def on_kill(self) -> None:
-        """Cancel the job: a fresh connection, no retries, one command, as Airflow kills us within seconds."""
-        if not self.cancel_on_kill or self._run_key is None:
+        """Cancel the job: a fresh connection, no retries, one command, as Airflow kills us within seconds.
+
+        By name, which this task alone has: which id it got, and which of two runs the attempt, may not be known here.
+        """
+        hook, task_try = self._killer, self._task_try
+        if not self.cancel_on_kill or hook is None or task_try is None:
             return
-        handle = self._handle
-        name = handle.job_name if handle else job_name(self._run_key)
-        hook = SlurmHook(
-            self.slurm_conn_id,
-            mapping("profile", self.profile),
-            connect_attempts=1,
-            conn_timeout=KILL_SECONDS,
-        )
+        name = job_name(task_try.run_key)
+        cluster = self._handle.cluster if self._handle else None
         try:
-            hook.cancel(
-                handle.job_id if handle else None, name, handle.cluster if handle else None, timeout=KILL_TIMEOUT
-            )
-            self.log.info("Cancelled job %s", handle.job_id if handle else f"named {name}")
+            hook.cancel(None, name, cluster, KILL_TIMEOUT, generation=task_try.generation)
+            self.log.info("Cancelled job %s", self._handle.job_id if self._handle else f"named {name}")
         except SlurmImagesError as err:
             self.log.error("The job could not be cancelled, the next try cancels or adopts it: %s", err)
         finally:

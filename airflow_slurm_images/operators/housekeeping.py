@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_slurm_images.core.catalog import AliasVersion
 from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError
-from airflow_slurm_images.core.housekeeping import PruneReport, PruneRules
+from airflow_slurm_images.core.housekeeping import DAY, PruneReport, PruneRules
 from airflow_slurm_images.core.profile import parse_size
 from airflow_slurm_images.core.requests import InspectRequest, build_inspect
 from airflow_slurm_images.hooks.slurm import SlurmHook
@@ -34,8 +34,8 @@ class ImagePruneOperator(BaseOperator):
     :param keep_last: versions of each alias to keep, the current one included. Templated, as are all rules.
     :param keep_days: keep versions that were replaced less than so many days ago. A version stays if either rule
         keeps it; with neither rule all stay.
-    :param grace_days: how long a store file stays after nothing names it; jobs may still be reading it.
-    :param trash_days: how long it lies in the trash after that, to be taken back by a publication.
+    :param grace_days: how long a store file stays after nothing names it; jobs may still be reading it. 0 or more.
+    :param trash_days: how long it lies in the trash after that, to be taken back by a publication; more than 0.
     :param run_days: remove run directories that nothing was written to for so many days; None keeps them.
     :param max_cache: bound of this account's layer cache, such as ``"200G"``; None leaves it alone.
     :param dry_run: only tell.
@@ -89,8 +89,8 @@ class ImagePruneOperator(BaseOperator):
         return PruneRules(
             keep_last=None if keep_last is None else int(keep_last),
             keep_days=_number("keep_days", self.keep_days),
-            grace_days=_number("grace_days", self.grace_days) or 0,
-            trash_days=_number("trash_days", self.trash_days) or 0,
+            grace_days=_required("grace_days", self.grace_days),
+            trash_days=_trash_days(self.trash_days),
             run_days=_number("run_days", self.run_days),
             cache_bytes=_size("max_cache", self.max_cache),
         )
@@ -212,6 +212,21 @@ def _number(field: str, value: Any) -> float | None:
     if not 0 <= number < 10**9:
         raise _invalid(field, value, "a number of at least 0")
     return number
+
+
+def _required(field: str, value: Any) -> float:
+    """As :func:`_number`, where nothing given must not become "at once"."""
+    number = _number(field, value)
+    if number is None:
+        raise _invalid(field, value, "a number of at least 0; it cannot be left out")
+    return number
+
+
+def _trash_days(value: Any) -> float:
+    days = _required("trash_days", value)
+    if days * DAY < 1:
+        raise _invalid("trash_days", value, "more than 0: a publication must have time to take a file back")
+    return days
 
 
 def _size(field: str, value: Any) -> int | None:

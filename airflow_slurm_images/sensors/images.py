@@ -72,6 +72,7 @@ class SlurmJobSensor(BaseSensorOperator):
         self.run_timeout = run_timeout
         self.cancel_on_kill = cancel_on_kill
         self._watch: JobWatch | None = None
+        self._killer: SlurmHook | None = None
 
     def execute(self, context: Any) -> Any:
         """Wait for the job; returns the image record."""
@@ -81,7 +82,13 @@ class SlurmJobSensor(BaseSensorOperator):
                 return job  # the image was unchanged: no job was submitted, this is its record
             if self.deferrable:
                 self._defer(context)
-        return super().execute(context)
+            self._be_ready(self._handle())
+        try:
+            return super().execute(context)
+        except (AirflowSensorTimeout, AirflowSkipException) as err:
+            if _is_timeout(err):
+                self.on_kill()
+            raise
 
     def _ended(self, context: Any, finished: Finished) -> dict[str, Any]:
         """Emit the alias's asset and give the record to XCom."""
@@ -164,20 +171,27 @@ class SlurmJobSensor(BaseSensorOperator):
         """A deferral that took too long ends here, without the trigger being told: cancel the job, if told to."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
-        except (AirflowSensorTimeout, AirflowSkipException):
-            self.on_kill()
+        except (AirflowSensorTimeout, AirflowSkipException) as err:
+            if _is_timeout(err):
+                self._be_ready(self._handle())
+                self.on_kill()
             raise
 
     # --- kill
 
+    def _be_ready(self, handle: JobHandle) -> None:
+        """Make the hook of a kill now: a signal handler must not ask Airflow for anything, its channel may be in use."""
+        if self.cancel_on_kill:
+            self._killer = self._hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
+
     def on_kill(self) -> None:
-        """Cancel the job, only if told to."""
-        if not self.cancel_on_kill:
+        """Cancel the job, only if told to; by name, as a duplicate of a doubtful submission may run the attempt."""
+        hook = self._killer
+        if hook is None:
             return
         handle = self._handle()
-        hook = self._hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
         try:
-            hook.cancel(handle.job_id, handle.job_name, handle.cluster, KILL_TIMEOUT, attempt=handle.attempt)
+            hook.cancel(None, handle.job_name, handle.cluster, KILL_TIMEOUT, generation=handle.generation)
             self.log.info("Cancelled job %s", handle.job_id)
         except SlurmImagesError as err:
             self.log.error("The job could not be cancelled: %s", err)
@@ -211,6 +225,13 @@ class SlurmJobSensor(BaseSensorOperator):
     def _stream(context: Any) -> str:
         instance = context["ti"]
         return f"sensor-{instance.task_id[:64]}-try{instance.try_number}"
+
+
+def _is_timeout(err: BaseException) -> bool:
+    """Whether the sensor's own time is over; a skip for it has no cause, or the timeout as its cause."""
+    if isinstance(err, AirflowSensorTimeout) or isinstance(err.__cause__, AirflowSensorTimeout):
+        return True
+    return isinstance(err, AirflowSkipException) and err.__cause__ is None
 
 
 def _waits_or_runs(verdict: Verdict) -> bool:

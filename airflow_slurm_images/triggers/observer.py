@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_slurm_images.core.decide import Limits, Verdict
-from airflow_slurm_images.core.errors import SlurmImagesError
 from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.core.watch import JobWatch, Line
@@ -137,9 +136,9 @@ class SharedObserver:
             watches = [item.watch.request(_ANSWER_BYTES // len(group)) for item in group]
             try:
                 seen = await asyncio.to_thread(self._hook.observe, watches, cluster)
-            except SlurmImagesError as err:
+            except Exception as err:  # whatever it was, it is doubt, and doubt is never failure
                 for item in group:
-                    self._settle(item, err.message)
+                    self._settle(item, getattr(err, "message", None) or repr(err))
                 continue
             for item, observation in zip(group, seen, strict=True):
                 self._settle(item, observation)
@@ -163,14 +162,15 @@ class SharedObserver:
 
 
 async def cancel(handle: JobHandle, generation: int | None = None) -> None:
-    """``scancel`` one job under its name, over a fresh connection and without retries: Airflow allows seconds.
+    """``scancel`` the job by its name, over a fresh connection and without retries: Airflow allows seconds.
 
-    With ``generation`` a job that a later generation of tries has adopted is left alone.
+    The name is one task's alone, and which of two jobs runs the attempt may not be known here. A later generation of
+    tries than the handle's, or than ``generation``, has adopted or replaced the job already: it is left alone then.
     """
     hook = await _hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
     try:
-        cancelling = partial(hook.cancel, attempt=handle.attempt, generation=generation)
-        await asyncio.to_thread(cancelling, handle.job_id, handle.job_name, handle.cluster, KILL_TIMEOUT)
+        cancelling = partial(hook.cancel, generation=generation or handle.generation)
+        await asyncio.to_thread(cancelling, None, handle.job_name, handle.cluster, KILL_TIMEOUT)
     finally:
         await asyncio.to_thread(hook.close)
 

@@ -24,7 +24,7 @@ from tests.cluster.box import Box
 from tests.cluster.polling import wait_until
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
 
-LIMITS = Limits(appear_grace=0.5, gone_grace=1)
+LIMITS = Limits(appear_grace=0.5)
 MODES: dict[str, dict[str, Any]] = {
     "poke": {"mode": "poke"},
     "reschedule": {"mode": "reschedule"},
@@ -163,7 +163,8 @@ def test_its_own_timeouts_leave_the_job_alone_too(box: Box, pending: dict[str, A
 
 def test_reschedule_mode_sees_doubt_through(box: Box, pending: dict[str, Any]) -> None:
     """A job that is gone without a trace would be waited for for ever, as each poke remembers nothing."""
-    unknown = {**pending, "job_id": pending["job_id"] + 100_000}
+    profile = {**pending["profile"], "record_wait": 1}
+    unknown = {**pending, "job_id": pending["job_id"] + 100_000, "profile": profile}
     sensor = SlurmJobSensor(task_id="s", job=unknown, mode="reschedule", poke_interval=0.2)
     sensor._limits = lambda: LIMITS  # type: ignore[method-assign]
     with pytest.raises(Exception, match="never seen in the queue"):

@@ -175,7 +175,7 @@ def test_the_store_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
 
 def test_the_run_directory_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     """Not even the completion record can be written: Slurm's own word decides, and the retry starts anew."""
-    scene = make_scene(box, mode, limits={"gone_grace": 2.0})
+    scene = make_scene(box, mode, profile={"record_wait": 2})
     waiting, _ = begun(scene)
     scene.act("fill")
     run = scene.attempts[0]

@@ -170,7 +170,7 @@ def test_a_job_that_nobody_remembers_is_known_by_its_record(make_scene: MakeScen
 def test_a_job_that_left_no_trace_is_unknown_and_the_retry_starts_anew(
     make_scene: MakeScene, forgetful: Box, mode: str
 ) -> None:
-    scene = make_scene(forgetful, mode, limits={"gone_grace": 2.0, "appear_grace": 1.0})
+    scene = make_scene(forgetful, mode, limits={"appear_grace": 1.0}, profile={"record_wait": 2})
     scene.hold()
     waiting = scene.begin()
     assert scene.importing()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from airflow_slurm_images.core.plan import PACKAGE_FILES, LifecyclePlan
+from airflow_slurm_images.core.plan import PACKAGE_FILES, LifecyclePlan, canonical_digest
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import, build_inspect
@@ -54,6 +54,14 @@ def plan(request: ImportRequest | InspectRequest | None = None, **values: Any) -
         "package_files": dict.fromkeys(PACKAGE_FILES, "0" * 64),
     }
     return LifecyclePlan.build(**{**given, **values})
+
+
+def plan_of_version(version: str, **fields: Any) -> bytes:
+    """A sound plan as another version of the package writes it; a field of None is not there."""
+    written = {**json.loads(plan().to_json()), "package_version": version, **fields}
+    written = {name: value for name, value in written.items() if value is not None or name not in fields}
+    del written["plan_digest"]
+    return json.dumps({**written, "plan_digest": canonical_digest(written)}).encode()
 
 
 def completion(**values: Any) -> CompletionRecord:

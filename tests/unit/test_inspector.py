@@ -115,7 +115,7 @@ def test_the_value_is_read_strictly_by_the_records(tmp_path: Path, interpreter: 
 
 
 def test_a_pre_release_is_split_between_inspection_and_image(prefix: Prefix) -> None:
-    (prefix.site / "sitecustomize.py").write_text(
+    prefix.at_start(
         "import sys\n"
         "class V(tuple):\n    major, minor, micro = 3, 14, 0\n"
         "sys.version_info = V((3, 14, 0, 'candidate', 1))\n"

@@ -91,7 +91,7 @@ def test_a_wrong_call_is_status_92(prefix: Prefix, arguments: list[str]) -> None
 
 
 def test_a_fault_of_ours_is_told_with_its_line(prefix: Prefix) -> None:
-    (prefix.site / "sitecustomize.py").write_text("import os\ndel os.uname\n")
+    prefix.at_start("import os\ndel os.uname\n")
     outcome = prefix.inspect()
     assert outcome.status == 92
     assert outcome.error_code == "internal"
@@ -99,7 +99,7 @@ def test_a_fault_of_ours_is_told_with_its_line(prefix: Prefix) -> None:
 
 
 def test_an_incomplete_standard_library_makes_enroot_rc_ask_the_next_python(prefix: Prefix) -> None:
-    (prefix.site / "sitecustomize.py").write_text("import sys\nsys.modules['json'] = None\n")
+    prefix.at_start("import sys\nsys.modules['json'] = None\n")
     outcome = prefix.inspect()
     assert outcome.status == 94
     assert "asi-inspect: error: python_incomplete:" in outcome.stderr
@@ -209,7 +209,7 @@ def test_metadata_that_may_not_be_read_is_listed(
 
 
 def test_output_of_the_image_s_own_start_up_code_does_not_matter(prefix: Prefix) -> None:
-    (prefix.site / "sitecustomize.py").write_text("print('noise')\nimport sys\nsys.stderr.write('more noise\\n')\n")
+    prefix.at_start("print('noise')\nimport sys\nsys.stderr.write('more noise\\n')\n")
     assert prefix.inspect().versions == {"pip": "24.0"}
 
 

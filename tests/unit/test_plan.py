@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError
+from airflow_slurm_images import __version__
+from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError, OtherVersionError
 from airflow_slurm_images.core.plan import LifecyclePlan, canonical_digest, request_digest, run_key
 from airflow_slurm_images.core.profile import ClusterProfile
 
@@ -127,6 +128,68 @@ def test_a_plan_reads_back_and_cannot_be_changed(plan: LifecyclePlan) -> None:
     with pytest.raises(ValidationError):
         plan.token = "0" * 32  # type: ignore[misc]
     assert plan.attempt_directory == f"/ws/users/ann/runs/{plan.run_key}/{plan.attempt}"
+
+
+# --- two versions of the package, one plan
+
+FILES = {"job.sh": "1" * 64, "of_tomorrow.sh": "2" * 64}
+PROFILE_OF_YESTERDAY = {key: value for key, value in json.loads(PLANS[0].to_json())["profile"].items() if key != "qos"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"package_files": FILES},
+        {"profile": json.loads(records.plan().to_json())["profile"] | {"record_wait": 60}},
+        {"profile": PROFILE_OF_YESTERDAY, "request_digest": "3" * 64},
+    ],
+    ids=["the same", "other files", "another profile", "a setting less"],
+)
+def test_a_sound_plan_of_another_version_counts(fields: dict[str, Any]) -> None:
+    if "profile" in fields and "request_digest" not in fields:
+        fields = {**fields, "request_digest": "4" * 64}
+    plan = LifecyclePlan.load(records.plan_of_version("0.0.9", **fields))
+    assert (plan.package_version, plan.token) == ("0.0.9", records.TOKEN)
+
+
+def test_the_work_of_another_versions_plan_is_judged_by_what_this_one_makes_of_it() -> None:
+    written = records.plan_of_version("0.0.9", profile=PROFILE_OF_YESTERDAY, request_digest="3" * 64)
+    plan = LifecyclePlan.load(written)
+    assert plan.asks(records.plan().request_digest)
+    assert not plan.asks(records.plan(records.import_request(kind="serving")).request_digest)
+    assert not plan.asks("3" * 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"of_tomorrow": 1}, {"schema_version": 2}, {"token": None}, {"package_files": ["job.sh"]}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_sound_plan_that_only_its_version_can_read_is_no_damage(fields: dict[str, Any]) -> None:
+    with pytest.raises(OtherVersionError, match=r"planned by version 9\.0\.0") as caught:
+        LifecyclePlan.load(records.plan_of_version("9.0.0", **fields))
+    assert caught.value.retryable
+    assert caught.value.remedy
+
+
+def test_a_changed_plan_of_another_version_is_damage() -> None:
+    written = json.loads(records.plan_of_version("9.0.0"))
+    refused({**written, "token": "0" * 32})
+    refused({**written, "of_tomorrow": 1})
+
+
+def test_a_plan_of_this_version_names_exactly_its_files() -> None:
+    with pytest.raises(IntegrityError, match="package_files"):
+        LifecyclePlan.load(records.plan_of_version(__version__, package_files=FILES))
+
+
+@pytest.mark.parametrize("key", ["token", "workspace_root", "job.sh"])
+def test_a_key_that_stands_twice_is_refused(key: str) -> None:
+    text = PLANS[0].to_json()
+    line = next(line for line in text.splitlines() if line.strip().startswith(f'"{key}"'))
+    with pytest.raises(IntegrityError, match="twice"):
+        LifecyclePlan.load(text.replace(line, f"{line.rstrip(',')},\n{line}", 1))
 
 
 @pytest.mark.parametrize("values", [{"workspace": "/my workspace"}, {"workspace": "ws"}, {"login": "a b"}])

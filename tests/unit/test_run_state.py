@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_slurm_images.core import run_state
+from airflow_slurm_images.core.errors import OtherVersionError
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.run_state import Attempt, RunState
 from airflow_slurm_images.core.slurm import QueueAnswer, QueueRow, SubmittedJob
@@ -137,6 +138,44 @@ def test_a_completed_job_whose_record_is_not_visible_yet_is_waited_for() -> None
     decision = choose(found, rows=(row(state="COMPLETED"),))
     assert (decision.action, decision.job_id) == ("adopt", 481)
     assert choose(found, rows=(row(state="COMPLETED"),), retry=False).action == "submit"
+
+
+# --- an attempt that another version of the package planned
+
+UNREADABLE = OtherVersionError("planned by version 9", remedy="wait")
+
+
+def test_an_active_job_of_a_plan_that_only_another_version_reads_is_neither_adopted_nor_cancelled() -> None:
+    with pytest.raises(OtherVersionError, match="Job 481 of this task is RUNNING and was left alone") as caught:
+        choose(attempt(plan=None, other_version=UNREADABLE), rows=(row(),))
+    assert caught.value.retryable
+    assert caught.value.details["job_id"] == 481
+
+
+@pytest.mark.parametrize("values", [{"cancelled": True}, {"fenced": True}], ids=["cancelled", "fenced"])
+def test_one_that_was_given_up_goes_whatever_its_version(values: dict[str, Any]) -> None:
+    decision = choose(attempt(plan=None, other_version=UNREADABLE, **values), rows=(row(),))
+    assert (decision.action, decision.cancel) == ("submit", ((481, "a"),))
+
+
+def test_when_it_has_ended_a_new_attempt_is_submitted() -> None:
+    decision = choose(attempt(plan=None, other_version=UNREADABLE), rows=(row(state="COMPLETED"),))
+    assert (decision.action, decision.cancel) == ("submit", ())
+
+
+def test_a_readable_plan_of_another_version_is_adopted_like_any() -> None:
+    fields = {"attempt": (b"a",), "a.job_id": (b"481\n",), "a.plan": (records.plan_of_version("0.0.9"),)}
+    (found,) = run_state.read(RemoteResult(0, fields)).attempts
+    decision = choose(found, rows=(row(),))
+    assert (decision.action, decision.job_id) == ("adopt", 481)
+
+
+def test_an_unreadable_plan_of_another_version_is_told_from_a_damaged_one() -> None:
+    written = records.plan_of_version("9.0.0", of_tomorrow=1)
+    fields = {"attempt": (b"a", b"b"), "a.plan": (written,), "b.plan": (written.replace(b"9.0.0", b"9.0.1"),)}
+    other, damaged = run_state.read(RemoteResult(0, fields)).attempts
+    assert other.plan is None and other.other_version is not None
+    assert damaged.plan is None and damaged.other_version is None
 
 
 # --- finding the job of a lost answer

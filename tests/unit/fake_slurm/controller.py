@@ -31,6 +31,7 @@ class FakeSlurm:
             self._executable(self.bin / name, f'exec {sys.executable} -I -S {CODE} {root / "slurm"} {name} "$@"')
         self._executable(self.enroot / "enroot", CODE.with_name("enroot.sh").read_text())
         (self.enroot / "version").write_text("4.1.2\n")
+        (self.enroot / "help").write_text(" --pid  --net  --ipc\n")  # as a later Enroot: not every machine unshares
 
     @staticmethod
     def _executable(path: Path, body: str) -> None:

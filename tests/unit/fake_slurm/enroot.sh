@@ -11,6 +11,7 @@ if [[ "${verb}" == version ]]; then
     exit
 fi
 if [[ "$*" == --help ]]; then
+    cat "${here}/help"
     exit 0
 fi
 printf '%s\n' "${verb} $*" >> "${here}/calls"

@@ -143,6 +143,11 @@ class Prefix:
         (info / "RECORD").write_text("\n".join([*lines, f"{info.name}/METADATA,,", f"{info.name}/RECORD,,", ""]))
         return info
 
+    def at_start(self, code: str) -> None:
+        """Run ``code`` whenever this environment's Python starts (sitecustomize may be the distribution's own)."""
+        (self.site / "_at_start.py").write_text(code)
+        (self.site / "_at_start.pth").write_text("import _at_start\n")
+
     def inspect(self, kind: str = "client", *arguments: str, timeout: float = 60) -> Outcome:
         """Run the inspector as ``enroot.rc`` does."""
         done = subprocess.run(

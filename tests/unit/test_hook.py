@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hook asks Airflow for all it needs while it is made; what it does later may happen in a thread or signal handler."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import Connection
+from airflow.sdk.execution_time import task_runner
+
+from airflow_slurm_images.core.errors import InvalidRequestError
+from airflow_slurm_images.core.observation import Watch
+from airflow_slurm_images.hooks.slurm import SlurmHook
+
+from . import records
+from .fake_slurm.login import RUN_KEY, LocalCluster, import_request
+
+
+def connection(extra: str | None) -> Connection:
+    return Connection(conn_id="lab", conn_type="slurm_ssh", host="login.example", login="ann", extra=extra)
+
+
+class NoSupervisor:
+    """Airflow's channel to its supervisor, out of bounds."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"SUPERVISOR_COMMS.{name} was used")
+
+
+@pytest.fixture
+def forbid_airflow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From the call on, everything of Airflow's SDK that a hook could ask for fails."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a verb called Airflow's SDK")
+
+    def forbid() -> None:
+        monkeypatch.setattr(Connection, "extra_dejson", property(fail))
+        monkeypatch.setattr(Connection, "get", classmethod(fail))
+        monkeypatch.setattr("airflow.sdk.log.mask_secret", fail)
+        monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", NoSupervisor(), raising=False)
+
+    return forbid
+
+
+def test_no_verb_asks_airflow_for_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbid_airflow: Any
+) -> None:
+    cluster = LocalCluster(tmp_path, monkeypatch)
+    hook = cluster.new_hook(memory="1G")
+    forbid_airflow()
+
+    def use() -> None:
+        plan, _ = cluster.submit(import_request())
+        name, directory = plan.job_name, plan.attempt_directory
+        hook.observe([Watch(1, name, plan.token, directory, "2024-05-01T10:00:00", "try1", 0, 100)])
+        hook.collect(directory, ended=True)
+        hook.cancel(None, name)
+        assert hook.list_images() == ()
+        assert hook.prepare(RUN_KEY).attempts
+        assert hook.profile.memory == "1G"
+        hook.test_connection()
+        hook.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(use).result()
+
+
+@pytest.mark.parametrize("extra", ["{", "[]", "3", '"text"', "workspace_root=/ws", "NaN"])
+def test_an_extra_that_is_no_json_object_is_an_invalid_request(extra: str) -> None:
+    with pytest.raises(InvalidRequestError, match="extra of connection 'lab' is not") as caught:
+        SlurmHook("lab", connection=connection(extra))
+    assert caught.value.remedy
+
+
+def test_a_bad_profile_is_told_when_it_is_used_each_time_anew() -> None:
+    hook = SlurmHook("lab", {"memory": "none"}, connection=connection(json.dumps(records.PROFILE)))
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="memory"):
+            hook.prepare("")
+    good, text = hook.test_connection()
+    assert not good
+    assert "memory" in text
+
+
+@pytest.mark.parametrize("extra", [None, "", "{}"])
+def test_without_an_extra_the_tasks_profile_is_all(extra: str | None) -> None:
+    assert SlurmHook("lab", {"workspace_root": "/ws"}, connection=connection(extra)).profile.workspace_root == "/ws"
