@@ -7,12 +7,12 @@ events go through an ``AssetAlias`` of the task; a DAG with ``schedule=[image_as
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias
 
+from airflow_slurm_images.core.fields import ALIAS
 from airflow_slurm_images.core.records import ClientInspection, ImageRecord, ServingInspection
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 SCHEME = "sqsh"
 NO_CLUSTER = "default"
 """Stands for the cluster where Slurm has no cluster name."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def image_uri(cluster: str, name: str) -> str:
@@ -45,7 +43,7 @@ def create_asset(*, cluster: str, name: str, extra: dict[str, Any] | None = None
 def sanitize_uri(uri: SplitResult) -> SplitResult:
     """URI handler of the scheme: exactly ``sqsh://<cluster>/<alias>``, the cluster in lower case."""
     name = uri.path.removeprefix("/")
-    if uri.query or not _NAME.fullmatch(uri.netloc) or not _NAME.fullmatch(name):
+    if uri.query or not ALIAS.fullmatch(uri.netloc) or not ALIAS.fullmatch(name):
         raise ValueError("URI format sqsh:// must be sqsh://<cluster>/<alias>, for example sqsh://lab/vllm")
     return uri._replace(netloc=uri.netloc.lower(), path=f"/{name}")
 
@@ -58,9 +56,13 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> OpenLine
     return OpenLineageDataset(namespace=f"{SCHEME}://{uri.netloc}", name=uri.path.removeprefix("/"))
 
 
-def task_outlet(task_id: str) -> AssetAlias:
-    """The alias through which the task ``task_id`` emits the images it published."""
-    return AssetAlias(name=f"slurm-images:{task_id}"[:250])
+def task_outlet(task_id: str, dag_id: str | None = None) -> AssetAlias:
+    """The alias through which a task emits the images it published; Airflow's names of aliases are global.
+
+    Only of a task that was given to its DAG after it was made is the DAG not known: its alias is named after the task
+    alone.
+    """
+    return AssetAlias(name=f"slurm-images:{dag_id}.{task_id}" if dag_id else f"slurm-images:{task_id}")
 
 
 def event_extra(record: ImageRecord) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class Lifecycle:
         except SlurmImagesError as err:
             self._log.warning("The login staged in %s may still be there: %s", plan.attempt_directory, err.message)
 
-    def _submit(self, plan: LifecyclePlan, staged: str, before: Collection[int]) -> tuple[SubmittedJob, str]:
+    def _submit(self, plan: LifecyclePlan, staged: str, before: Collection[int]) -> tuple[SubmittedJob, str | None]:
         """Submit; in doubt look the job up by its name, and submit the same attempt once more if it is absent.
 
         The second submission is harmless: the job claims its attempt, and singleton keeps two of one name apart.

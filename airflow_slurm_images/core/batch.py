@@ -31,16 +31,11 @@ OPTION_RULES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "partition": (_LIST, "partition names, separated by commas without blanks"),
     "qos": (_WORD, "letters, digits and _ . : @ / + -"),
     "reservation": (_LIST, "reservation names, separated by commas without blanks"),
-    "cluster": (re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"), "one cluster name: letters, digits and _ . -"),
     "constraint": (
         re.compile(r"[A-Za-z0-9_(\[!][A-Za-z0-9_.:@+=/&|,*()\[\]!-]*"),
         "feature names joined by & | , with ( ) [ ] * and !, without blanks",
     ),
     "exclude": (re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*"), "a node list such as n[1-3],m7"),
-    "signal": (
-        re.compile(r"(?:[BR]{1,2}:)?(?:[1-9][0-9]?|[A-Z][A-Z0-9]{1,9})(?:@[0-9]{1,5})?"),
-        "such as B:TERM@60",
-    ),
 }
 """Option -> (pattern of the whole value, the same in words). Used for profiles as well as for rendering."""
 
@@ -97,7 +92,6 @@ def directives(
     reservation: str | None = None,
     constraint: str | None = None,
     exclude: str | None = None,
-    signal: str | None = None,
     dependency: Literal["singleton"] | None = "singleton",
 ) -> tuple[str, ...]:
     """Render the ``#SBATCH`` lines of one job; one node, one task, never a GPU, never requeued by itself.
@@ -115,7 +109,6 @@ def directives(
         "reservation": reservation,
         "constraint": constraint,
         "exclude": exclude,
-        "signal": signal,
     }
     options = [
         f"job-name={check_option('job_name', job_name)}",

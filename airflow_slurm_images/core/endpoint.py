@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_slurm_images.core.author_input import flag
 from airflow_slurm_images.core.errors import InvalidRequestError
 from airflow_slurm_images.core.reference import DOCKER_HUB, TagReference
 
 _ANY = "any/repository:tag"  # lets the reference grammar judge a host and map Docker Hub's names
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"", "0", "false", "no", "off", "none"})
 _LOGINS = "ECR takes the login AWS, Artifact Registry oauth2accesstoken, NGC $oauthtoken"
 
 
@@ -45,7 +44,7 @@ class RegistryEndpoint:
         extra: Mapping[str, Any] | None = None,
     ) -> RegistryEndpoint:
         """Read an Airflow connection's fields. Raises InvalidRequestError; no message holds the password."""
-        insecure = _flag((extra or {}).get("insecure"))
+        insecure = flag("the connection's extra insecure", (extra or {}).get("insecure"))
         name, scheme = _host(host or "", port, insecure)
         if scheme == "http" and not insecure:
             raise InvalidRequestError(
@@ -109,13 +108,6 @@ def _host(text: str, port: int | None, insecure: bool) -> tuple[str, str]:
         raise InvalidRequestError(
             f"the registry connection's host {netloc[:100]!a} is refused: {rule}", remedy=err.remedy
         ) from err
-
-
-def _flag(value: object) -> bool:
-    word = str(value if value is not None else "").strip().lower()
-    if word not in _TRUE | _FALSE:
-        raise InvalidRequestError(f"the connection's extra insecure is neither true nor false: {word[:20]!a}")
-    return word in _TRUE
 
 
 def _check_login(host: str, login: str | None, password: str | None) -> None:

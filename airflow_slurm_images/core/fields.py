@@ -14,6 +14,8 @@ from typing import Annotated
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, StringConstraints
 
+ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Whole name of an alias; a cluster's name has the same alphabet, so that both fit into an asset's URI."""
 MAX_PATH = 1024
 _PATH = re.compile(r"/[A-Za-z0-9._/+@%=~-]*")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
@@ -29,6 +31,12 @@ def _safe_path(value: str) -> str:
     if ".." in value.split("/"):
         raise ValueError("the path must not hold '..'")
     return posixpath.normpath(value).replace("//", "/")
+
+
+def _normal(value: str) -> str:
+    if posixpath.normpath(value) != value or value.startswith("//"):
+        raise ValueError("the path is not normalised")
+    return value
 
 
 def slurm_time(text: str) -> str | None:
@@ -49,20 +57,20 @@ def _requirement(value: str) -> str:
 SafePath = Annotated[str, AfterValidator(_safe_path)]
 """Absolute POSIX path without ``..`` and without characters that a shell or Enroot would take apart."""
 
-ImagePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,4095}$")]
-"""Absolute path inside an image, as the image spells it."""
+RecordedPath = Annotated[str, AfterValidator(_normal), AfterValidator(_safe_path)]
+"""The same where it was written by us: it is normalised already."""
 
-AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+ImagePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,4095}$"), AfterValidator(_normal)]
+"""Absolute, normalised path inside an image."""
+
+AliasName = Annotated[str, StringConstraints(pattern=rf"^{ALIAS.pattern}$")]
 """Alias of a published image: starts with a letter or digit, at most 128 characters."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 OciDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._+@:/,&|*()\[\]-]{0,255}$")]
-"""One word for a batch directive: no white space, no quotes, no leading dash (see ``core/batch.py``)."""
-
-ClusterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+ClusterName = Annotated[str, StringConstraints(pattern=rf"^{ALIAS.pattern}$")]
 LoginName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}\$?$")]
 GroupName = LoginName
 Architecture = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]

@@ -32,19 +32,6 @@ _ELF_ARCHITECTURES = {
     (243, 64, "little"): "riscv64",
     (258, 64, "little"): "loong64",
 }
-_MACHINES = {
-    "x86_64": "amd64",
-    "aarch64": "arm64",
-    "i386": "386",
-    "i686": "386",
-    "armv6l": "arm",
-    "armv7l": "arm",
-    "ppc64": "ppc64",
-    "ppc64le": "ppc64le",
-    "s390x": "s390x",
-    "riscv64": "riscv64",
-    "loongarch64": "loong64",
-}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OS_RELEASE_LINE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 _SHELL_PIECE = re.compile(
@@ -80,11 +67,6 @@ class StartScript:
     command: tuple[str, ...]
     provenance: str | None
     """The URI Enroot noted at import (newer releases); an image can write it itself, so no proof."""
-
-
-def oci_architecture(machine: str) -> str | None:
-    """Return the OCI name of an architecture given as ``uname -m`` prints it, None where it is not known."""
-    return _MACHINES.get(machine)
 
 
 def parse_superblock(raw: bytes) -> Superblock:

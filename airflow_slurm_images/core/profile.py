@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from airflow_slurm_images.core import batch
 from airflow_slurm_images.core.errors import InvalidRequestError
-from airflow_slurm_images.core.fields import ClusterName, GroupName, HostPort, SafePath, SquashOptions, Word
+from airflow_slurm_images.core.fields import ClusterName, GroupName, HostPort, SafePath, SquashOptions
 
 ENVIRONMENT_NAMES = frozenset(
     {
@@ -50,12 +51,12 @@ class ClusterProfile(BaseModel):
     workspace_root: SafePath = Field(
         description="Absolute directory on a file system that login and compute nodes share. Required."
     )
-    account: Word | None = Field(None, description="Slurm account to charge (sbatch --account).")
-    partition: Word | None = Field(None, description="Partition of CPU nodes with Enroot (sbatch --partition).")
-    qos: Word | None = Field(None, description="Quality of service (sbatch --qos).")
-    reservation: Word | None = Field(None, description="Reservation to run in (sbatch --reservation).")
-    constraint: Word | None = Field(None, description="Node features to require (sbatch --constraint).")
-    exclude: Word | None = Field(None, description="Nodes to avoid (sbatch --exclude).")
+    account: str | None = Field(None, description="Slurm account to charge (sbatch --account).")
+    partition: str | None = Field(None, description="Partition of CPU nodes with Enroot (sbatch --partition).")
+    qos: str | None = Field(None, description="Quality of service (sbatch --qos).")
+    reservation: str | None = Field(None, description="Reservation to run in (sbatch --reservation).")
+    constraint: str | None = Field(None, description="Node features to require (sbatch --constraint).")
+    exclude: str | None = Field(None, description="Nodes to avoid (sbatch --exclude).")
     cpus_per_task: int = Field(4, ge=1, le=1024, description="CPUs of the job; Enroot uses exactly these.")
     memory: str = Field("16G", description="Memory of the job (sbatch --mem), for example 16G.")
     time_limit: str = Field("02:00:00", description="Time limit of the job (sbatch --time), for example 02:00:00.")
@@ -106,16 +107,16 @@ class ClusterProfile(BaseModel):
     def _memory_text(cls, value: Any) -> Any:
         return f"{value}M" if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @field_validator("memory")
+    @field_validator("account", "partition", "qos", "reservation", "constraint", "exclude", "memory", "time_limit")
     @classmethod
-    def _check_memory(cls, value: str) -> str:
-        batch.memory_mebibytes(value)
-        return value
-
-    @field_validator("time_limit")
-    @classmethod
-    def _check_time_limit(cls, value: str) -> str:
-        batch.time_limit_seconds(value)
+    def _check_directive(cls, value: str | None, info: ValidationInfo) -> str | None:
+        checks = {"memory": batch.memory_mebibytes, "time_limit": batch.time_limit_seconds}
+        check = checks.get(info.field_name or "", partial(batch.check_option, info.field_name or ""))
+        try:
+            if value is not None:
+                check(value)
+        except InvalidRequestError as err:  # the rules of the batch script, told together with all other faults
+            raise ValueError(err.message) from err
         return value
 
     @field_validator("min_free")

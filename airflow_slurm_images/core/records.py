@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from packaging.utils import canonicalize_name
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from airflow_slurm_images.core.fields import (
     AliasName,
@@ -21,7 +22,7 @@ from airflow_slurm_images.core.fields import (
     NonEmpty,
     OciDigest,
     PythonVersion,
-    SafePath,
+    RecordedPath,
     Sha256,
     SlurmTime,
 )
@@ -55,7 +56,7 @@ class _Open(BaseModel):
 class CompletedFile(_Strict):
     """The ``.sqsh`` the job worked on: identity as the job saw it. ``mtime`` in seconds since the epoch."""
 
-    path: SafePath
+    path: RecordedPath
     sha256: Sha256
     size_bytes: int = Field(ge=0)
     inode: int = Field(ge=0)
@@ -83,12 +84,25 @@ class CompletionRecord(_Strict):
     index_digest: OciDigest | None = None
     sqsh: CompletedFile | None
 
+    @model_validator(mode="after")
+    def _only_a_good_job_has_a_file(self) -> CompletionRecord:
+        if (self.exit_status == 0) != (self.sqsh is not None):
+            raise ValueError("sqsh stands in the record of a job that ended well (exit_status 0), and only there")
+        return self
+
 
 class Distribution(_Strict):
     """One installed distribution: canonical name (PEP 503) and version."""
 
     name: NonEmpty
     version: NonEmpty
+
+    @field_validator("name")
+    @classmethod
+    def _canonical(cls, value: str) -> str:
+        if canonicalize_name(value) != value:
+            raise ValueError(f"{value!r} is not the canonical name of a distribution (PEP 503)")
+        return value
 
 
 class ClientInspection(_Strict):
@@ -101,6 +115,14 @@ class ClientInspection(_Strict):
     distributions: tuple[Distribution, ...]
     installer_path: ImagePath
     installer_version: NonEmpty
+
+    @field_validator("distributions")
+    @classmethod
+    def _unique_and_sorted(cls, value: tuple[Distribution, ...]) -> tuple[Distribution, ...]:
+        names = [item.name for item in value]
+        if names != sorted(set(names)):
+            raise ValueError("distributions must be unique and sorted by name")
+        return value
 
 
 class ServingInspection(_Strict):
@@ -151,8 +173,8 @@ class SourceIdentity(_Open):
 class SqshIdentity(_Open):
     """The file: another identity than the OCI digest, never compared with it."""
 
-    path: SafePath
-    alias_path: SafePath | None
+    path: RecordedPath
+    alias_path: RecordedPath | None
     sha256: Sha256
     size_bytes: int = Field(ge=0)
     managed: bool
@@ -166,7 +188,7 @@ class JobFacts(_Open):
     node: str
     state: str
     elapsed_seconds: int = Field(ge=0)
-    run_directory: SafePath
+    run_directory: RecordedPath
 
 
 class ImageRecord(_Open):
@@ -200,8 +222,8 @@ class JobHandle(_Open):
     run_key: Hex32
     attempt: Hex16
     token: Hex32
-    workspace: SafePath
-    run_directory: SafePath
+    workspace: RecordedPath
+    run_directory: RecordedPath
     submitted_at: SlurmTime
     generation: int | None = Field(None, ge=1)
     record_wait: int = Field(120, ge=1)

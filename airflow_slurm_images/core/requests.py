@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from airflow_slurm_images.core.author_input import flag
 from airflow_slurm_images.core.errors import InvalidRequestError
 from airflow_slurm_images.core.fields import AliasName, Architecture, DistributionRequirement, SafePath
 from airflow_slurm_images.core.profile import invalid_input
@@ -106,7 +107,7 @@ def build_inspect(
         path=_text("path", path),
         name=_text("name", name) if name not in (None, "") else None,
         kind=_text("kind", kind),
-        copy_to_store=_flag("copy_to_store", copy_to_store),
+        copy_to_store=flag("copy_to_store", copy_to_store),
         required_distributions=_texts("required_distributions", required_distributions),
     )
 
@@ -135,16 +136,4 @@ def _texts(field: str, value: Any) -> tuple[str, ...]:
         return tuple(_text(field, item) for item in value)
     raise InvalidRequestError(
         f"Invalid request: {field} must be a list of texts, got {value!r}", remedy=f"Pass {field} as a list."
-    )
-
-
-def _flag(field: str, value: Any) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
-    if isinstance(value, bool):
-        return value
-    if str(value).strip().lower() in words:
-        return words[str(value).strip().lower()]
-    raise InvalidRequestError(
-        f"Invalid request: {field} must be true or false, got {value!r}",
-        remedy=f"Pass {field}=True or False.",
     )

@@ -3,21 +3,31 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from airflow_slurm_images.core.errors import ConflictError, IntegrityError, InvalidRequestError
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.remote import RemoteResult
 
 if TYPE_CHECKING:
     from airflow_slurm_images.hooks.slurm import SlurmHook
 
+_BUSY = re.compile(
+    r"nodes are busy|unable to allocate resources: connection timed out|temporarily unavailable|job \S+ has been revoked|"
+    r"allocation revoked|job submit limit|MaxSubmit",
+    re.IGNORECASE,
+)
+"""What ``srun --immediate`` says when nothing is wrong but the moment."""
+_TIMED_OUT = ("124", "137")
+
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def report(hook: SlurmHook) -> tuple[bool, str]:
-    """Run the checks; errors of connection and workspace are raised, with their own remedies."""
+    """Run the checks; one that fails hides no other. Errors of profile and connection are raised."""
     profile = hook.profile
-    state = hook.prepare("")
+    workspace = _workspace(hook)
     node_path = [*profile.path_prepend, *([profile.enroot_bin] if profile.enroot_bin else []), _SYSTEM_PATH]
     result = hook.run(
         "probe",
@@ -29,13 +39,20 @@ def report(hook: SlurmHook) -> tuple[bool, str]:
         },
     )
     checks = [
-        (True, f"login: {state.login} on {state.host}"),
-        (True, f"workspace: {state.workspace} is usable"),
+        (True, f"login: {result.text('login')} on {result.text('host')}"),
+        workspace,
         _slurm(result),
         _partition(result, profile),
         _enroot(result),
     ]
     return all(good for good, _ in checks), "\n".join(f"{'ok' if good else 'FAILED'} - {text}" for good, text in checks)
+
+
+def _workspace(hook: SlurmHook) -> tuple[bool, str]:
+    try:
+        return True, f"workspace: {hook.prepare('').workspace} is usable"
+    except (InvalidRequestError, IntegrityError, ConflictError) as err:
+        return False, f"workspace: {err.message}. {err.remedy or 'Look at it on the login node.'}"
 
 
 def _slurm(result: RemoteResult) -> tuple[bool, str]:
@@ -72,4 +89,10 @@ def _enroot(result: RemoteResult) -> tuple[bool, str]:
             False,
             "Enroot: not found on the compute node. Install it there or name its directory in enroot_bin.",
         )
-    return True, f"Enroot: not checked, no node was free for a quick job ({errors or 'no answer'})"
+    if _BUSY.search(errors) or result.text("enroot.rc") in _TIMED_OUT:
+        return True, f"Enroot: not checked, no node was free for a quick job ({errors or 'no answer'})"
+    return (
+        False,
+        f"Enroot: a quick job could not run ({errors or 'no message'}). Correct account, partition or qos in the profile, "
+        "or ask the cluster's operators for the right to use them.",
+    )

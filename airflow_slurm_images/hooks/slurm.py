@@ -8,7 +8,6 @@ Nothing is parsed from text outside its markers, and no remote command runs long
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from airflow.providers.ssh.hooks.ssh import SSHHook
 from airflow_slurm_images.core import catalog, job_script, observation, remote, run_state
 from airflow_slurm_images.core.catalog import AliasVersion, Catalog
 from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError
+from airflow_slurm_images.core.fields import ALIAS
 from airflow_slurm_images.core.housekeeping import PruneReport, PruneRules
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
@@ -30,8 +30,6 @@ from airflow_slurm_images.core.slurm import SQUEUE_FORMAT, QueueAnswer
 from airflow_slurm_images.core.submission import Publication, SubmitAnswer
 from airflow_slurm_images.hooks import connection_report, ssh_exchange
 from airflow_slurm_images.hooks.connection_form import CONNECTION_TYPE, DEFAULT_CONN_ID, HOOK_NAME
-
-_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 CONNECT_TIMEOUT = 30
 COMMAND_TIMEOUT = 100.0
@@ -247,7 +245,7 @@ class SlurmHook(SSHHook):
         return self._catalog(name, history=True).versions
 
     def _catalog(self, name: str, *, history: bool) -> Catalog:
-        if name and not _ALIAS.fullmatch(name):
+        if name and not ALIAS.fullmatch(name):
             raise InvalidRequestError(
                 f"{name!r} is not an alias", remedy="Letters, digits, '.', '_', '-', at most 128."
             )

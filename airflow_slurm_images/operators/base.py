@@ -63,7 +63,7 @@ class ImageJobOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.emit_unchanged = emit_unchanged
-        self._outlet = task_outlet(self.task_id)
+        self._outlet = task_outlet(self.task_id, self.dag_id if self.has_dag() else None)
         self.outlets = [*self.outlets, self._outlet]
         self.name = name
         self.kind = kind

@@ -62,7 +62,7 @@ class SlurmJobSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
-        self._outlet = task_outlet(self.task_id)
+        self._outlet = task_outlet(self.task_id, self.dag_id if self.has_dag() else None)
         self.outlets = [*self.outlets, self._outlet]
         self.job = job
         self.deferrable = (

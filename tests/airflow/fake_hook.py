@@ -37,7 +37,14 @@ def done(watch: Watch, log: bytes = b"") -> Observation:
             "elapsed_seconds": 1,
             "hash_tool": "openssl",
             "machine": "x86_64",
-            "sqsh": None,
+            "sqsh": {
+                "path": "/ws/store/sha256/x.sqsh",
+                "sha256": 64 * "e",
+                "size_bytes": 4096,
+                "inode": 7,
+                "mtime": 1,
+                "managed": True,
+            },
         }
     )
     return Observation(Evidence(queue=QueueAnswer("ok"), completion=CompletionFound(0)), record=record, log=log)

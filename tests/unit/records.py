@@ -57,9 +57,8 @@ def plan(request: ImportRequest | InspectRequest | None = None, **values: Any) -
 
 
 def plan_of_version(version: str, **fields: Any) -> bytes:
-    """A sound plan as another version of the package writes it; a field of None is not there."""
+    """A sound plan as another version of the package writes it; ``fields`` are other or further ones."""
     written = {**json.loads(plan().to_json()), "package_version": version, **fields}
-    written = {name: value for name, value in written.items() if value is not None or name not in fields}
     del written["plan_digest"]
     return json.dumps({**written, "plan_digest": canonical_digest(written)}).encode()
 

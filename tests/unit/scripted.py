@@ -36,6 +36,9 @@ class ScriptedCluster:
     queues: list[QueueAnswer | Exception] = field(default_factory=lambda: [QueueAnswer("ok")])
     cancels: list[QueueAnswer | Exception] = field(default_factory=lambda: [QueueAnswer("ok")])
     observed: list[Observation | Exception] = field(default_factory=list)
+    collected: list[RemoteResult | Exception] = field(
+        default_factory=lambda: [RemoteResult(0, {"tail.slurm.out": (b"the last words",)})]
+    )
     attempts: list[Attempt] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     on_submit: Callable[[LifecyclePlan], None] = lambda _: None
@@ -71,8 +74,9 @@ class ScriptedCluster:
         return [self._next(self.observed)]
 
     def collect(self, attempt_directory: str, *, ended: bool = False) -> RemoteResult:
-        self.done.append("collect")
-        return RemoteResult(0, {"tail.slurm.out": (b"the last words",)})
+        self.done.append(f"collect {ended}")
+        answer: RemoteResult = self._next(self.collected)
+        return answer
 
     def cancel(
         self, job_id: int | None, job_name: str, cluster: str | None = None, *, attempt: str = "*"

@@ -29,7 +29,6 @@ OPTIONAL: dict[str, Any] = {
     "reservation": "maint",
     "constraint": "(ib&rack2)|avx512",
     "exclude": "n[1-3],m7",
-    "signal": "B:TERM@60",
 }
 
 

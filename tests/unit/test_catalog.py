@@ -348,3 +348,17 @@ def test_several_calls_make_one_report_without_repetition() -> None:
     assert [action.path for action in merged.actions] == ["/ws/a", "/ws/b", "/ws/c"]
     assert merged.complete
     assert replace(merged, complete=False).to_dict()["complete"] is False
+
+
+def test_a_workspace_that_moved_is_reused_where_it_is_now(ws: Workspace, tmp_path: Path) -> None:
+    ws.publish(ws.add("one"))
+    moved = Workspace(ws.root.rename(tmp_path.resolve() / "elsewhere"))
+    found = reusable(moved)
+    assert found is not None
+    assert found.record.sqsh.path == str(moved.add("one"))
+    again = catalog.as_reused(found.record, name="vllm", alias_path=f"{moved.root}/aliases/vllm.sqsh")
+    assert again.sqsh.path == str(moved.add("one"))
+    payload = catalog.to_publish(again, found.facts)
+    variables = catalog.publication_variables(again, found.facts, payload, on_conflict="replace")
+    result = moved.run("publish", {"ASI_ROOT": str(moved.root), "ASI_NAME": "vllm", **variables}, payload)
+    assert "refused" not in result.fields

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_slurm_images.core.errors import InvalidRequestError
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.run_state import RunState
@@ -66,7 +67,10 @@ class FakeHook:
     def __init__(self, profile: dict[str, Any] | None = None, **fields: str) -> None:
         self.profile = ClusterProfile.from_author({"workspace_root": "/ws", **(profile or {})})
         self.asked: dict[str, str] = {}
+        self.refusal: Exception | None = None
         good = {
+            "login": "ann",
+            "host": "login1",
             "slurm": "slurm 22.05.8\n",
             "sinfo.rc": "0",
             "sinfo.out": "cpu up 3 idle\ngpu up 1 mix\nold down 2 down\n",
@@ -78,6 +82,8 @@ class FakeHook:
         self.fields = {name: (value.encode(),) for name, value in {**good, **fields}.items()}
 
     def prepare(self, run_key: str) -> RunState:
+        if self.refusal is not None:
+            raise self.refusal
         return RunState(workspace="/real/ws", login="ann", host="login1", attempts=(), queue=QueueAnswer("ok"))
 
     def run(self, verb: str, variables: dict[str, str]) -> RemoteResult:
@@ -123,10 +129,54 @@ def test_each_failed_check_has_its_remedy(
     assert remedy in line
 
 
-def test_a_busy_cluster_is_no_failure() -> None:
-    good, lines = report({}, {"enroot.rc": "1", "enroot.out": "", "enroot.err": "srun: error: Unable to allocate"})
+@pytest.mark.parametrize(
+    ("rc", "errors"),
+    [
+        ("1", "srun: error: Unable to allocate resources: Requested nodes are busy"),
+        ("1", "srun: error: Unable to allocate resources: Connection timed out"),
+        ("1", "srun: job 7 has been revoked"),
+        ("1", "srun: error: QOSMaxSubmitJobPerUserLimit"),
+        ("124", ""),
+    ],
+)
+def test_a_busy_cluster_is_no_failure(rc: str, errors: str) -> None:
+    good, lines = report({}, {"enroot.rc": rc, "enroot.out": "", "enroot.err": errors})
     assert good
     assert "not checked" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        "Invalid account or account/partition combination specified",
+        "invalid partition specified: gone",
+        "Invalid qos specification",
+        "User's group not permitted to use this partition",
+        "Requested node configuration is not available",
+        "",
+    ],
+)
+def test_a_quick_job_that_slurm_refuses_is_a_failure_with_a_remedy(errors: str) -> None:
+    good, lines = report({}, {"enroot.rc": "1", "enroot.out": "", "enroot.err": f"srun: error: {errors}"})
+    assert not good
+    assert lines[-1].startswith("FAILED - Enroot: a quick job could not run")
+    assert errors in lines[-1]
+    assert "account, partition or qos" in lines[-1]
+
+
+def test_a_workspace_that_cannot_be_used_hides_no_other_check() -> None:
+    hook: Any = FakeHook({"partition": "gone"})
+    hook.refusal = InvalidRequestError("/ws is world-writable", remedy="Correct the mode.")
+    good, text = connection_report.report(hook)
+    assert not good
+    assert [line.split(":")[0] for line in text.splitlines()] == [
+        "ok - login",
+        "FAILED - workspace",
+        "ok - Slurm",
+        "FAILED - partition",
+        "ok - Enroot on a compute node",
+    ]
+    assert "/ws is world-writable. Correct the mode." in text
 
 
 def test_the_quick_job_looks_for_enroot_where_the_real_job_does() -> None:

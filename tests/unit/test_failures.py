@@ -201,3 +201,9 @@ def test_the_failure_record_is_plain_json_with_all_its_keys() -> None:
     assert record["state"] == "FAILED"
     assert record["retryable"] is True
     assert record["log_paths"][0] == f"{records.RUN_DIRECTORY}/slurm.out"
+
+
+@pytest.mark.parametrize("end", ["No space left on device", "Disk quota exceeded"])
+def test_a_limit_on_namespaces_is_not_a_full_disk(end: str) -> None:
+    logs = {"inspect.log": f"enroot-nsenter: failed to create user namespace: {end}"}
+    assert failures.explain(83, "inspect", logs).reason == "no_user_namespaces"

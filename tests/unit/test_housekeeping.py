@@ -84,8 +84,12 @@ def test_an_alias_that_is_not_there_is_a_clear_error(ws: Workspace, name: str) -
 
 
 def test_prune_returns_what_it_did(ws: Workspace) -> None:
-    report = prune(keep_last="2", grace_days="0", trash_days=0, run_days=None)
-    assert report["counts"] == {"image removed": 1, "image trashed": 1, "version removed": 1}
+    one = ws.add("one")
+    report = prune(keep_last="2", grace_days="0", run_days=None)
+    assert report["counts"] == {"image trashed": 1, "version removed": 1}
+    ws.age(ws.root / "store/.trash" / one.stem, 86400)
+    report = prune(keep_last="2", run_days=None)
+    assert report["counts"] == {"image removed": 1}
     assert report["freed_bytes"] == 3
     assert not ws.add("one").with_suffix(".json").exists()
 
@@ -145,3 +149,16 @@ def test_verify_of_an_alias_that_moved_meanwhile_compares_the_file_it_hashed(ws:
     gone = housekeeping.compare(LocalHook().image_history("vllm"), "/elsewhere", "0" * 64)
     assert (gone["drift"], gone["number"]) == (False, None)
     assert gone["notes"]
+
+
+@pytest.mark.parametrize("nothing", [None, "", "None"])
+@pytest.mark.parametrize("field", ["grace_days", "trash_days"])
+def test_a_grace_period_that_a_template_lost_is_not_no_grace_period(field: str, nothing: object) -> None:
+    with pytest.raises(InvalidRequestError, match=field):
+        ImagePruneOperator(task_id="prune", **{field: nothing}).rules()
+
+
+def test_the_trash_is_never_emptied_at_once() -> None:
+    with pytest.raises(InvalidRequestError, match="trash_days"):
+        ImagePruneOperator(task_id="prune", trash_days=0).rules()
+    assert ImagePruneOperator(task_id="prune", grace_days="0").rules().grace_days == 0

@@ -20,7 +20,6 @@ from airflow_slurm_images.core.image_facts import (
     static_facts,
 )
 from airflow_slurm_images.core.image_formats import (
-    oci_architecture,
     parse_elf_architecture,
     parse_environment,
     parse_os_release,
@@ -145,13 +144,6 @@ def test_elf_machines_have_their_oci_names(raw: bytes, name: str) -> None:
 def test_what_is_no_known_program_has_no_architecture(raw: bytes) -> None:
     with pytest.raises(ValueError, match="ELF"):
         parse_elf_architecture(raw)
-
-
-@pytest.mark.parametrize(
-    ("machine", "name"), [("x86_64", "amd64"), ("aarch64", "arm64"), ("ppc64le", "ppc64le"), ("sun4u", None)]
-)
-def test_uname_names_are_translated(machine: str, name: str | None) -> None:
-    assert oci_architecture(machine) == name
 
 
 def test_os_release_quoting() -> None:

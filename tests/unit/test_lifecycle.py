@@ -11,9 +11,13 @@ import pytest
 from airflow_slurm_images.core.decide import CompletionFound, Evidence, Limits
 from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
+    IntegrityError,
     InvalidRequestError,
     JobFailedError,
+    JobStateUnknownError,
     LostContactError,
+    OtherVersionError,
+    SubmissionRefusedError,
     SubmissionUnknownError,
 )
 from airflow_slurm_images.core.observation import Observation
@@ -21,7 +25,7 @@ from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.slurm import QueueAnswer, QueueRow, SubmittedJob
 from airflow_slurm_images.core.submission import SubmitAnswer
-from airflow_slurm_images.lifecycle import CANCEL_SECONDS, LOOK_UP_SECONDS, Lifecycle, Work
+from airflow_slurm_images.lifecycle import CANCEL_SECONDS, EARLIEST, LOOK_UP_SECONDS, Lifecycle, Work
 
 from . import records
 from .scripted import AT, DOWN, NAME, Clock, ScriptedCluster, attempt, row
@@ -75,7 +79,8 @@ def test_a_submitted_job_is_known_before_anything_else_can_fail(cluster: Scripte
     assert started == [handle]
     assert isinstance(handle, JobHandle)
     assert (handle.job_id, handle.cluster, handle.submitted_at) == (481, "north", AT)
-    assert handle.profile == {"memory": "32G", "record_wait": 120}
+    assert handle.profile == {"memory": "32G"}
+    assert (handle.record_wait, handle.generation) == (120, 1)
     assert cluster.done == ["prepare", "stage", "submit"]
 
 
@@ -141,6 +146,50 @@ def test_without_an_answer_there_is_no_second_submission(
     with pytest.raises(SubmissionUnknownError, match="does not answer"):
         lifecycle(cluster, clock).begin(work())
     assert cluster.count("submit") == 1
+
+
+@pytest.mark.parametrize(
+    "refusal", [InvalidRequestError("no such partition"), IntegrityError("differs"), SubmissionRefusedError("full")]
+)
+def test_the_login_of_a_job_that_was_refused_is_removed(
+    cluster: ScriptedCluster, clock: Clock, refusal: Exception
+) -> None:
+    cluster.submits = [refusal]
+    with pytest.raises(type(refusal)) as caught:
+        lifecycle(cluster, clock).begin(work(credentials=lambda: b"machine x"))
+    assert caught.value is refusal
+    assert cluster.done == ["prepare", "stage", "submit", "collect True"]
+
+
+def test_a_refusal_is_told_also_when_the_login_cannot_be_removed(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits, cluster.collected = [InvalidRequestError("no such partition")], [DOWN]
+    with pytest.raises(InvalidRequestError, match="no such partition"):
+        lifecycle(cluster, clock).begin(work(credentials=lambda: b"machine x"))
+
+
+def test_the_login_of_a_job_that_may_be_there_stays(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [doubtful()]
+    with pytest.raises(SubmissionUnknownError):
+        lifecycle(cluster, clock).begin(work(credentials=lambda: b"machine x"))
+    assert cluster.count("collect") == 0
+
+
+def test_a_submit_limit_is_no_doubt(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [SubmissionRefusedError("QOSMaxSubmitJobPerUserLimit")]
+    with pytest.raises(SubmissionRefusedError) as caught:
+        lifecycle(cluster, clock).begin(work())
+    assert caught.value.retryable
+    assert (cluster.count("submit"), clock.now) == (1, 0)
+
+
+def test_an_adopted_job_whose_time_of_submission_is_not_visible_is_looked_for_from_early_on(
+    cluster: ScriptedCluster, clock: Clock
+) -> None:
+    cluster.attempts = [attempt(records.plan(), submitted_at=None)]
+    cluster.queues = [QueueAnswer("ok", (row(481),))]
+    handle = lifecycle(cluster, clock).begin(work(generation=3))
+    assert isinstance(handle, JobHandle)
+    assert (handle.job_id, handle.submitted_at, handle.generation) == (481, EARLIEST, 3)
 
 
 def test_an_active_job_of_this_request_is_adopted_on_its_own_cluster(cluster: ScriptedCluster, clock: Clock) -> None:
@@ -250,3 +299,112 @@ def test_an_error_is_told_also_when_the_logs_cannot_be_read(
     cluster.observed = [seen(row(481, "PENDING", "BadConstraints"))]
     with pytest.raises(JobFailedError, match="BadConstraints"):
         wait(cluster, clock)
+
+
+def test_why_we_gave_up_is_told_also_when_the_job_cannot_be_cancelled(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.observed = [seen(row(481, "PENDING", "Priority"))]
+    cluster.cancels = [DOWN]
+    with pytest.raises(JobFailedError, match="pending_timeout.*could not be cancelled: Job 481 is still in the queue"):
+        wait(cluster, clock, pending_timeout=1)
+
+
+@pytest.mark.parametrize("record_wait", [20, 600])
+def test_a_record_is_waited_for_as_long_as_the_profile_said(
+    cluster: ScriptedCluster, clock: Clock, record_wait: int
+) -> None:
+    cluster.observed = [seen(row(481)), seen()]
+    with pytest.raises(JobStateUnknownError):
+        lifecycle(cluster, clock).wait(records.handle(record_wait=record_wait), Limits(), 5, "try1")
+    assert record_wait <= clock.now < record_wait + 60
+
+
+# --- cancelling what is not known exactly
+
+
+def test_every_job_of_the_name_goes_where_it_is_not_known_which_runs_the_attempt(
+    cluster: ScriptedCluster, clock: Clock
+) -> None:
+    first, both = QueueAnswer("ok", (row(482),)), QueueAnswer("ok", (row(481, "COMPLETING"), row(482)))
+    cluster.cancels = [both, first, first, QueueAnswer("ok")]
+    lifecycle(cluster, clock).cancel(records.handle(), others=True)
+    assert cluster.done == ["cancel 481 True None"] * 2 + ["cancel 482 True None"] * 2
+
+
+# --- collecting
+
+
+def left(*without: str, kind: str = "generic", **fields: bytes) -> RemoteResult:
+    """What a good inspection left, as far as it is visible."""
+    plan = records.plan(records.inspect_request(kind=kind))
+    sqsh = {
+        "path": "/data/x.sqsh",
+        "sha256": records.SQSH,
+        "size_bytes": 4096,
+        "inode": 7,
+        "mtime": 1,
+        "managed": False,
+    }
+    found = {
+        "plan": plan.to_json().encode(),
+        "completion": records.completion(operation="inspect_sqsh", sqsh=sqsh).model_dump_json().encode(),
+        "static.superblock": b"junk",
+        **fields,
+    }
+    return RemoteResult(0, {name: (data,) for name, data in found.items() if name not in without})
+
+
+def test_what_a_job_left_is_collected_at_once_where_it_is_visible(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.collected = [left()]
+    assert lifecycle(cluster, clock).finish(records.handle()).record.job.job_id == 481
+    assert clock.now == 0
+
+
+@pytest.mark.parametrize("late", ["plan", "completion", "static.superblock"])
+def test_what_is_not_visible_yet_is_looked_for_again(cluster: ScriptedCluster, clock: Clock, late: str) -> None:
+    cluster.collected = [left(late), left(late), left()]
+    assert lifecycle(cluster, clock).finish(records.handle()).record.sqsh.path == "/data/x.sqsh"
+    assert 0 < clock.now < 60
+
+
+@pytest.mark.parametrize(
+    ("late", "kind", "path"),
+    [
+        ("plan", "generic", "plan.json"),
+        ("completion", "generic", "completion.json"),
+        ("static.superblock", "generic", "output/static"),
+        ("facts", "client", "output/facts.json"),
+    ],
+)
+def test_what_stays_invisible_is_named_with_how_long_it_was_looked_for(
+    cluster: ScriptedCluster, clock: Clock, late: str, kind: str, path: str
+) -> None:
+    cluster.collected = [left(late, kind=kind)]
+    with pytest.raises(ClusterUnavailableError, match=f"{path} in .* is not visible .* after 20 s") as caught:
+        lifecycle(cluster, clock).finish(records.handle(record_wait=20))
+    assert caught.value.retryable
+    assert 20 <= clock.now < 30
+
+
+def test_a_damaged_plan_is_not_looked_at_again(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.collected = [left(plan=b"{}")]
+    with pytest.raises(IntegrityError, match="not valid"):
+        lifecycle(cluster, clock).finish(records.handle())
+    assert clock.now == 0
+
+
+def test_a_job_that_another_version_planned_is_finished_where_its_plan_can_be_read(
+    cluster: ScriptedCluster, clock: Clock
+) -> None:
+    request = records.inspect_request()
+    fields = {
+        "request": request.model_dump(mode="json"),
+        "source_digest": None,
+        "request_digest": "5" * 64,
+        "package_files": {"job.sh": "1" * 64},
+    }
+    written = records.plan_of_version("0.0.9", **fields)
+    cluster.collected = [left(plan=written)]
+    assert lifecycle(cluster, clock).finish(records.handle()).record.job.job_id == 481
+    cluster.collected = [left(plan=records.plan_of_version("9.0.0", of_tomorrow=1))]
+    with pytest.raises(OtherVersionError):
+        lifecycle(cluster, clock).finish(records.handle())

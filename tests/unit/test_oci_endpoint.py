@@ -54,7 +54,7 @@ def test_host_forms(fields: dict[str, Any], url: str) -> None:
         ({"host": "registry.example", "login": "bob"}, "no password"),
         ({"host": "registry.example", "password": SECRET}, "no login"),
         ({"host": "registry.example", "login": "bob:x", "password": SECRET}, "holds ':'"),
-        ({"host": "registry.example", "extra": {"insecure": "maybe"}}, "neither true nor false"),
+        ({"host": "registry.example", "extra": {"insecure": "maybe"}}, "must be true or false"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_without_the_secret(fields: dict[str, Any], reason: str) -> None:

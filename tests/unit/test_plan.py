@@ -163,7 +163,7 @@ def test_the_work_of_another_versions_plan_is_judged_by_what_this_one_makes_of_i
 
 @pytest.mark.parametrize(
     "fields",
-    [{"of_tomorrow": 1}, {"schema_version": 2}, {"token": None}, {"package_files": ["job.sh"]}],
+    [{"of_tomorrow": 1}, {"schema_version": 2}, {"token": "of another form"}, {"package_files": ["job.sh"]}],
     ids=lambda fields: next(iter(fields)),
 )
 def test_a_sound_plan_that_only_its_version_can_read_is_no_damage(fields: dict[str, Any]) -> None:

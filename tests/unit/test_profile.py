@@ -136,6 +136,18 @@ def test_a_login_in_a_proxy_url_is_refused_without_repeating_it(url: str) -> Non
     assert url not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "all_proxy"])
+@pytest.mark.parametrize("login", ["ann:hunter2", "http://ann:hun/ter2", "ann@corp:hunter2"])
+def test_a_login_of_a_proxy_is_refused_with_and_without_a_scheme(name: str, login: str) -> None:
+    with pytest.raises(InvalidRequestError, match="secret must not enter") as caught:
+        profile(environment={name: f"{login}@proxy.example:3128"})
+    assert login.rpartition(":")[2] not in str(caught.value)
+
+
+def test_a_certificate_may_lie_anywhere() -> None:
+    assert profile(environment={"SSL_CERT_FILE": "/etc/pki@site/ca.pem"}).environment
+
+
 def test_an_environment_value_is_one_line() -> None:
     with pytest.raises(InvalidRequestError, match="control character"):
         profile(environment={"TZ": "UTC\nexport X=1"})

@@ -281,3 +281,57 @@ def test_file_modes_do_not_stop_the_owner(ws: Workspace) -> None:
 def test_prune_says_how_it_ended(ws: Workspace) -> None:
     result: remote.RemoteResult = ws.run("prune", PRUNE)
     assert (result.status, result.text("complete"), result.text("report")) == (0, "1", "")
+
+
+# --- names that another member of the group chose
+
+
+def test_the_text_of_a_link_is_never_calculated(ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = published(ws, "one", "two")
+    history = ws.aliases / "vllm.d"
+    text = "UID[$(touch injected)]"
+    (history / text).mkdir()
+    (history / "current").unlink()
+    (history / "current").symlink_to(text)
+    report = ws.prune(ASI_KEEP_LAST="1", **NOW)
+    assert report == [("version", "kept", f"aliases/vllm.d/{number}") for number in (2, 1)]
+    assert all(file.exists() for file in files)
+    assert not (tmp_path / "injected").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "store/sha256/.partial-a\t1\tUID[$(touch injected)]\t1",
+        "store/sha256/.partial-a\t1\t1\t1\n.precious",
+        "store/sha256/.partial-a\n1\t1\t1\t.precious",
+        "aliases/.locks/a\n.precious",
+    ],
+)
+def test_the_name_of_a_file_is_neither_calculated_nor_taken_for_another_path(
+    ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".precious").write_text("of whoever prunes")
+    published(ws, "one")
+    (ws.root / name).write_text("")
+    for path in (ws.root / name, tmp_path / ".precious"):
+        ws.age(path, 100 * DAY)
+    ws.prune(ASI_PARTIAL_SECONDS="0")
+    assert {path.name for path in tmp_path.iterdir()} == {".precious", "ws"}
+
+
+def test_a_file_that_somebody_wants_while_its_lock_is_waited_for_stays(ws: Workspace, tmp_path: Path) -> None:
+    one, _ = published(ws, "one", "two")
+    ws.prune(ASI_KEEP_LAST="1")
+    mark = ws.aliases / ".unnamed" / one.stem
+    ws.age(mark, 100 * DAY)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    # A job that brought the same bytes held the lock just before, and took the mark away.
+    (tools / "mkdir").write_text(f'#!/bin/sh\ncase "$*" in *sha256-*) rm -f {mark};; esac\nexec /bin/mkdir "$@"\n')
+    (tools / "mkdir").chmod(0o755)
+    ws.environment["PATH"] = f"{tools}:{ws.environment['PATH']}"
+    assert ws.prune() == [("image", "kept", f"store/sha256/{one.name}")]
+    assert one.exists()

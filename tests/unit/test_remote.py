@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -103,3 +105,25 @@ def test_every_verb_is_constants_then_whole_files_then_payload(verb: str) -> Non
 def test_a_constant_is_one_line(value: str) -> None:
     with pytest.raises(InvalidRequestError):
         remote.compose("collect", MARK, {"ASI_X": value})
+
+
+@pytest.mark.parametrize("verb", remote.SCRIPTS)
+def test_every_verb_begins_before_it_does_anything(verb: str) -> None:
+    text = remote.package_file(remote.SCRIPTS[verb][-1]).decode()
+    first = text.partition("\nasi::main() {\n")[2].splitlines()
+    assert next(line.strip() for line in first if not line.startswith("    local ")) == "asi::begin" or (
+        first[0].strip() == "words=()" and "asi::begin" in first[1]
+    )
+
+
+@pytest.mark.parametrize("body", ["x=$((1 - ))", "return 1", ": ${ASI_UNSET}"])
+def test_what_follows_the_script_is_never_run(tmp_path: Path, body: str) -> None:
+    """Some errors throw bash back to reading commands, and what it would read next is the payload."""
+    constants = {"ASI_MARK": MARK, "ASI_SLURM_CONF": "", "ASI_SLURM_BIN": ""}
+    block = "".join(f"readonly {name}='{value}'\n" for name, value in constants.items()).encode()
+    main = f"asi::main() {{\n    asi::begin\n    {body}\n}}\n\nasi::main\n".encode()
+    payload = f"touch {tmp_path}/ran\n".encode()
+    script = block + remote.package_file("remote.sh") + main + payload
+    done = subprocess.run(remote.COMMAND.split(), input=script, capture_output=True)
+    assert remote.parse(done.stdout, MARK).status != 0
+    assert list(tmp_path.iterdir()) == []

@@ -224,8 +224,7 @@ def test_without_a_started_sbatch_no_job_can_be_ours() -> None:
     ],
 )
 def test_a_job_is_gone_only_when_it_ended(word: str, there: bool) -> None:
-    assert run_state.alive(QueueAnswer("ok", (row(481, word),)), 481) is there
-    assert run_state.alive(QueueAnswer("ok", (row(480, word),)), 481) is False
+    assert run_state.alive(QueueAnswer("ok", (row(481, word),))) == ({481} if there else set())
 
 
 # --- reading
@@ -261,6 +260,22 @@ def test_an_answer_is_read_attempt_by_attempt_and_junk_is_none() -> None:
     assert (second.plan, second.submitted, second.fenced, second.cancelled) == (None, None, True, True)
     assert (third.plan, third.claimed_by, third.fenced, third.submitted_at) == (None, None, False, None)
     assert [item.job_id for item in found.active()] == [481]
+
+
+@pytest.mark.parametrize("text", ["", "2024-05-01T10:0", "yesterday", "2024-05-01T10:00:00; id"])
+def test_a_time_that_was_not_written_whole_is_none(text: str) -> None:
+    fields = {"attempt": (b"a",), "a.submitted_at": (text.encode(),)}
+    assert run_state.read(RemoteResult(0, fields)).attempts[0].submitted_at is None
+
+
+def test_the_record_names_the_job_where_the_claim_is_not_visible() -> None:
+    fields = {
+        "attempt": (b"a",),
+        "a.plan": (PLAN.to_json().encode(),),
+        "a.completion": (records.completion().model_dump_json().encode(),),
+    }
+    (found,) = run_state.read(RemoteResult(0, fields)).attempts
+    assert (found.exit_status, found.claimed_by) == (0, 481)
 
 
 def test_a_queue_that_was_not_asked_is_unknown() -> None:

@@ -155,6 +155,13 @@ def test_copy_to_store_keeps_the_given_file_on_any_file_system(job: Job) -> None
     assert Path(path).stat().st_ino != job.work.stat().st_ino
 
 
+def test_a_result_that_cannot_be_looked_at_any_more_is_a_failure(job: Job) -> None:
+    done = job.run(hooks='asi::add_to_store() { rm -f -- "${ASI_WORK}"; }')
+    assert done.returncode == 88, done.stdout
+    assert "cannot be looked at any more" in done.stderr
+    assert "result:" not in done.stdout
+
+
 @pytest.mark.parametrize("where", ["job", "far"])
 def test_the_same_bytes_in_the_store_are_a_success(where: str, request: pytest.FixtureRequest) -> None:
     job: Job = request.getfixturevalue(where)

@@ -199,6 +199,66 @@ def test_each_end_of_an_inspection_has_its_own_code(cluster: LocalCluster, scrip
     assert done.record.phase == "inspect"
 
 
+NO_UNSHARE = "echo 'unshare: Operation not permitted' >&2; exit 1"
+
+
+def test_without_a_pid_namespace_an_image_is_not_started(cluster: LocalCluster) -> None:
+    cluster.slurm.tool("unshare", NO_UNSHARE)
+    (cluster.slurm.enroot / "help").write_text(" -c, --conf CONFIG\n")
+    output = failed(cluster, cluster.run(inspect_request(image("plain"), "client")), "unsafe_image")
+    for words in ("n1 offers no PID namespace", "Operation not permitted", "'generic'", "'exclude'"):
+        assert words in output
+    assert cluster.slurm.enroot_calls("start") == []
+    done = cluster.run(inspect_request(image("plain")))
+    assert done.status == 0, done.output
+
+
+def test_enroots_own_namespaces_serve_where_unshare_is_too_old(cluster: LocalCluster) -> None:
+    cluster.slurm.tool("unshare", NO_UNSHARE)
+    (cluster.slurm.enroot / "help").write_text(" --pid\n" + 100_000 * "x\n")
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    assert done.status == 0, done.output
+    assert cluster.slurm.enroot_calls("start")[0].startswith("start --pid --env")
+    assert "no network or no IPC namespace" in done.output
+
+
+def test_what_namespaces_there_are_are_used(cluster: LocalCluster) -> None:
+    used = cluster.slurm.enroot / "used"
+    skip = 'while [[ "$1" == --* ]]; do shift; done\nexec "$@"'
+    cluster.slurm.tool("unshare", f'[[ "$*" != *--net* ]] || exit 1\necho "$*" >> {used}\n{skip}')
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    assert done.status == 0, done.output
+    assert "--pid" in used.read_text() and "--ipc enroot start" in used.read_text()
+    assert "no network or no IPC namespace" in done.output
+
+
+@pytest.mark.parametrize("said", ["", "4", "UID[$(touch injected)].1", "4.1.2\n5"])
+def test_an_enroot_that_tells_no_version_is_named(cluster: LocalCluster, said: str) -> None:
+    (cluster.slurm.enroot / "version").write_text(said)
+    assert "tells no version" in failed(cluster, cluster.run(import_request()), "tool_missing")
+
+
+# What Enroot 4.1 does with the image's working directory, in a directory of its own.
+CONFIGURE = 'cd "${ENROOT_TEMP_PATH}" && mkdir 0 && mkdir -p "${PWD}/0%s" && cp -- "${here}/image.sqsh" "${output}"'
+
+
+@pytest.mark.parametrize("place", ["/../../../../escaped", "/a/../../../../../escaped", "/.."])
+def test_an_import_makes_no_directory_outside_whatever_was_verified(cluster: LocalCluster, place: str) -> None:
+    cluster.slurm.enroot_does("import", f"{CONFIGURE % place} || exit 1")
+    output = failed(cluster, cluster.run(import_request()), "unsafe_image")
+    assert "working directory leads out of the image" in output
+    assert list(cluster.slurm.root.rglob("escaped")) == []
+
+
+def test_a_working_directory_in_the_image_is_made(cluster: LocalCluster) -> None:
+    made = cluster.slurm.enroot / "made"
+    script = CONFIGURE % "/opt/my..app/x"
+    cluster.slurm.enroot_does("import", f'{script}\nfind "${{PWD}}/0" -type d > {made}')
+    done = cluster.run(import_request())
+    assert done.status == 0, done.output
+    assert "/0/opt/my..app/x" in made.read_text()
+
+
 def test_missing_user_namespaces_are_named_with_the_node(cluster: LocalCluster) -> None:
     line = "enroot-nsenter: failed to create user namespace: Permission denied"
     cluster.slurm.tool("sleep", "exit 0")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_slurm_images.core import job_script
 from airflow_slurm_images.core.errors import IntegrityError
 from airflow_slurm_images.core.plan import PACKAGE_FILES
 from tests.unit.fake_slurm.login import CREDENTIALS, LocalCluster, Outcome, import_request, secrets_in
@@ -117,6 +119,14 @@ def test_the_same_job_restarted_by_slurm_starts_over(cluster: LocalCluster) -> N
 def test_a_restart_count_that_did_not_grow_is_no_restart(cluster: LocalCluster) -> None:
     done = cluster.run(import_request())
     assert cluster.slurm.run(done.job_id) == SUPERSEDED
+
+
+def test_the_text_of_a_claim_is_never_calculated(cluster: LocalCluster, tmp_path: Path) -> None:
+    done = cluster.run(import_request())
+    claim = done.directory / "claim/job_id"
+    claim.write_text(f"{done.job_id} UID[$(touch\t{tmp_path}/injected)]\n")
+    assert cluster.slurm.run(done.job_id, restarts=1) == SUPERSEDED
+    assert not (tmp_path / "injected").exists()
 
 
 def test_an_attempt_that_cannot_be_claimed_says_why(cluster: LocalCluster) -> None:
@@ -226,3 +236,43 @@ def test_scratch_that_cannot_be_made_is_named(cluster: LocalCluster) -> None:
     done = Outcome(plan, job_id, cluster.slurm.run(job_id))
     assert done.status == 89
     assert str(cluster.slurm.scratch) in done.output
+
+
+def test_a_sweep_sees_no_scratch_whose_lock_is_not_held_yet(cluster: LocalCluster) -> None:
+    seen = cluster.slurm.enroot / "seen"
+    nodes = f'"{cluster.slurm.scratch}"/asi-*/node'
+    cluster.slurm.tool("flock", f'for node in {nodes}; do [[ ! -e $node ]] || echo "$node" >> {seen}; done\nexit 0')
+    done = cluster.run(import_request())
+    assert done.status == 0, done.output
+    assert not seen.exists()
+
+
+def test_a_shell_that_dies_before_it_opens_the_guards_pipe_is_cleaned_up_too(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    os.mkfifo(scratch / "guard")
+    script = f"""
+        set +o posix
+        source "{Path(job_script.__file__).parents[1]}/cluster/process.sh"
+        asi::forget_credentials() {{ :; }}
+        set -m
+        asi::guard "{scratch}/guard" "{scratch}" < /dev/null > /dev/null 2>&1 &
+        kill -KILL $$
+    """
+    assert subprocess.run(["/bin/bash", "-c", script]).returncode == -signal.SIGKILL
+    until(lambda: not scratch.exists())
+
+
+def test_a_record_that_did_not_reach_the_disk_whole_is_no_record(cluster: LocalCluster) -> None:
+    cut = 'case "$*" in *completion.new) head -c 40 -- "${@: -1}" > cut && cat cut > "${@: -1}" ;; esac'
+    cluster.slurm.tool("sync", cut)
+    done = cluster.run(import_request())
+    assert not (done.directory / "completion.json").exists()
+    assert "the completion record cannot be written" in done.output
+
+
+def test_nothing_is_piped_into_a_reader_that_leaves_early() -> None:
+    """With pipefail such a pipe fails whenever the writer is the slower one."""
+    for path in (Path(job_script.__file__).parents[1] / "cluster").glob("*.sh"):
+        for line in path.read_text().splitlines():
+            assert not re.search(r"\|\s*grep -\w*q", line), f"{path.name}: {line}"

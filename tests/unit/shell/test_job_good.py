@@ -84,7 +84,8 @@ def test_a_hostile_login_environment_never_reaches_enroot(cluster: LocalCluster,
     assert list(tmp_path.glob("trapped-*")) == []
     imported = cluster.slurm.enroot_environment("import")
     assert set(imported) - BASH_OWN == FIXED | SLURM | IMPORT
-    assert imported["PATH"] == f"{cluster.slurm.enroot}:{SYSTEM_PATH}"
+    own, _, rest = imported["PATH"].partition(":")
+    assert Path(own).is_relative_to(cluster.slurm.scratch) and rest == f"{cluster.slurm.enroot}:{SYSTEM_PATH}"
     assert imported["HOME"] not in ("/nonexistent", "")
     started = cluster.slurm.enroot_environment("start")
     assert set(started) - BASH_OWN == {

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import base64
 import datetime
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from airflow_slurm_images.core import remote
 from airflow_slurm_images.core.evidence import CompletionForeign, CompletionFound, CompletionInvalid
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
@@ -85,6 +87,30 @@ def test_the_start_bound_comes_from_the_login_nodes_clock_and_zone(cluster: Loca
     submitted = datetime.datetime.fromisoformat(cluster.hook.submit(plan, staged).submitted_at)
     there = datetime.datetime.now(datetime.timezone(datetime.timedelta(hours=6))).replace(tzinfo=None)
     assert datetime.timedelta(0) <= there - submitted < datetime.timedelta(minutes=2)
+
+
+def ask_controller(commands: str) -> list[str]:
+    """Run commands beside the real function, with questions that take all the time they are given."""
+    cluster = Path(remote.__file__).parents[1] / "cluster"
+    functions = (cluster / "observe.sh").read_text().removesuffix("asi::main\n")
+    asked = 'asi::run() { printf "%s %s\\n" "$1" "$2"; SECONDS="$((SECONDS + took))"; }'
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"set -u\n{functions}\n{asked}\n{commands}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_slow_controller_gets_twenty_seconds_in_all() -> None:
+    asked = ask_controller("took=14; asi::ask_controller 1 2 3 4 5")
+    assert [line.split()[1] for line in asked] == ["15", "6"]
+    assert len(ask_controller("took=0; asi::ask_controller {1..50}")) == 20
+
+
+def test_every_job_has_its_turn_at_a_slow_controller() -> None:
+    asked = ask_controller("RANDOM=1; took=20; for ((i = 0; i < 60; i++)); do asi::ask_controller {1..5}; done")
+    assert len(asked) == 60
+    assert {line.split()[0] for line in asked} == {f"scontrol.{number}" for number in range(1, 6)}
 
 
 @pytest.mark.parametrize("rc", [0, 1])

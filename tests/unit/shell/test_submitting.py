@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_slurm_images.core.errors import InvalidRequestError
+from airflow_slurm_images.core.errors import InvalidRequestError, SubmissionRefusedError
 from airflow_slurm_images.core.remote import TruncatedAnswerError
 from airflow_slurm_images.core.slurm import SubmittedJob
 from airflow_slurm_images.hooks import ssh_exchange
@@ -108,6 +108,38 @@ def test_a_refusal_is_final_and_shows_slurms_words(cluster: LocalCluster, rc: in
     with pytest.raises(InvalidRequestError) as caught:
         cluster.hook.submit(plan, staged)
     assert errors in caught.value.message
+
+
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("rc", "errors"),
+    [
+        (1, f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: {LIMIT}"),
+        (1, f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}"),
+        (1, f"sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: Batch job submission failed: {LIMIT}"),
+        (1, f"sbatch: error: Batch job submission failed: {LIMIT}"),
+        (124, "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"),
+        (1, "sbatch: Slurm job queue full, sleeping and retrying"),
+    ],
+)
+def test_a_submit_limit_is_a_refusal_that_a_retry_can_help(cluster: LocalCluster, rc: int, errors: str) -> None:
+    cluster.slurm.next_answer("sbatch", rc=rc, err=errors)
+    plan, staged = cluster.stage(import_request())
+    with pytest.raises(SubmissionRefusedError) as caught:
+        cluster.hook.submit(plan, staged)
+    assert caught.value.retryable
+    assert " ".join(errors.split()) in caught.value.message
+    assert "pool" in (caught.value.remedy or "")
+
+
+def test_a_limit_of_the_jobs_size_is_no_submit_limit(cluster: LocalCluster) -> None:
+    errors = f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}"
+    cluster.slurm.next_answer("sbatch", rc=1, err=errors)
+    plan, staged = cluster.stage(import_request())
+    with pytest.raises(InvalidRequestError, match="QOSMaxWallDurationPerJobLimit"):
+        cluster.hook.submit(plan, staged)
 
 
 # --- noise

@@ -117,6 +117,60 @@ def test_with_a_group_store_and_aliases_are_shared_and_runs_are_not(cluster: Loc
     assert modes == {"store": "0o3770", "store/sha256": "0o3770", "aliases": "0o2770"}
 
 
+def use_group(cluster: LocalCluster) -> None:
+    cluster.profile["group"] = grp.getgrgid(os.getegid()).gr_name
+    cluster.hook = cluster.new_hook()
+
+
+@pytest.mark.parametrize("name", ["users/{login}", "users/{login}/runs", "users/{login}/cache", "{run}"])
+def test_what_is_an_accounts_own_belongs_to_nobody_else_of_the_group(cluster: LocalCluster, name: str) -> None:
+    use_group(cluster)
+    plan, _ = cluster.stage(import_request())
+    path = cluster.workspace / name.format(login=plan.login, run=Path(plan.attempt_directory).parent)
+    cluster.slurm.login_tool(
+        "stat",
+        f'[[ "${{*: -1}}" != "{path}" ]] || {{ /usr/bin/stat "$@" | sed "s/{plan.login}/ben/"; exit; }}\n'
+        'exec /usr/bin/stat "$@"',
+    )
+    cluster.slurm.login_tool("id", '[[ "$*" != *ben ]] || exec /usr/bin/id -Gn\nexec /usr/bin/id "$@"')
+    with pytest.raises(InvalidRequestError, match="belongs to 'ben'"):
+        cluster.hook.prepare(RUN_KEY)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o701, 0o720])
+@pytest.mark.parametrize("name", ["users/{login}", "users/{login}/runs", "users/{login}/cache", "{run}"])
+def test_what_is_an_accounts_own_is_closed_to_others(cluster: LocalCluster, name: str, mode: int) -> None:
+    plan, _ = cluster.stage(import_request())
+    path = cluster.workspace / name.format(login=plan.login, run=Path(plan.attempt_directory).parent)
+    path.chmod(mode)
+    with pytest.raises(InvalidRequestError, match="open to others"):
+        cluster.hook.prepare(RUN_KEY)
+
+
+def test_a_group_named_later_or_a_maker_killed_halfway_is_made_good(cluster: LocalCluster) -> None:
+    cluster.hook.prepare(RUN_KEY)
+    use_group(cluster)
+    cluster.hook.prepare(RUN_KEY)
+    for name, mode in {"store": 0o3770, "store/sha256": 0o3770, "aliases": 0o2770, "users": 0o3770}.items():
+        assert stat.S_IMODE((cluster.workspace / name).stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [
+        *[(state, True) for state in ("PENDING", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "A_LATER_STATE")],
+        *[(state, False) for state in ("CANCELLED", "TIMEOUT", "NODE_FAIL")],
+    ],
+)
+def test_the_login_of_a_job_that_may_still_run_stays(cluster: LocalCluster, state: str, kept: bool) -> None:
+    plan, job_id = cluster.submit(import_request(), CREDENTIALS)
+    directory = Path(plan.attempt_directory)
+    os.utime(directory / "job_id", (1, 1))
+    cluster.slurm.change(job_id, state=state)
+    cluster.hook.prepare(RUN_KEY)
+    assert bool(secrets_in(directory)) is kept
+
+
 # --- staging
 
 
