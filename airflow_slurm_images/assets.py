@@ -17,6 +17,7 @@ from airflow_slurm_images.core.records import ClientInspection, ImageRecord, Ser
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.openlineage.facet import Dataset as OpenLineageDataset
+    from airflow.providers.common.compat.sdk import BaseOperator
 
 SCHEME = "sqsh"
 NO_CLUSTER = "default"
@@ -56,13 +57,14 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> OpenLine
     return OpenLineageDataset(namespace=f"{SCHEME}://{uri.netloc}", name=uri.path.removeprefix("/"))
 
 
-def task_outlet(task_id: str, dag_id: str | None = None) -> AssetAlias:
+def task_outlet(task: BaseOperator) -> AssetAlias:
     """The alias through which a task emits the images it published; Airflow's names of aliases are global.
 
     Only of a task that was given to its DAG after it was made is the DAG not known: its alias is named after the task
     alone.
     """
-    return AssetAlias(name=f"slurm-images:{dag_id}.{task_id}" if dag_id else f"slurm-images:{task_id}")
+    known = task.has_dag()  # type: ignore[no-untyped-call]
+    return AssetAlias(name=f"slurm-images:{task.dag_id}.{task.task_id}" if known else f"slurm-images:{task.task_id}")
 
 
 def event_extra(record: ImageRecord) -> dict[str, Any]:

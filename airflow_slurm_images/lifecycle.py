@@ -188,7 +188,7 @@ class Lifecycle:
         )
         for line in reports.plan_lines(plan):
             self._log.info("%s", line)
-        login = work.credentials() if work.credentials else None
+        login = work.credentials() if work.credentials and existing is None else None
         try:
             staged = self._cluster.stage(plan, login)
             job, submitted_at = self._submit(plan, staged, {row.job_id for row in state.queue.rows})
@@ -352,8 +352,8 @@ class Lifecycle:
                 return plan, collected
             if self._clock() >= deadline:
                 raise ClusterUnavailableError(
-                    f"The job ended well, but {_LEFT[missing[0]]} in {handle.run_directory} is not visible on the login "
-                    f"node after {handle.record_wait} s",
+                    f"The job ended well, but {_LEFT[missing[0]]} in {handle.run_directory} is not visible on the "
+                    f"login node after {handle.record_wait} s",
                     remedy="Check that login and compute nodes see one and the same workspace, or raise record_wait; "
                     "a retry collects the result when it is there.",
                     details={"job_id": handle.job_id, "run_directory": handle.run_directory, "reason": "not_visible"},

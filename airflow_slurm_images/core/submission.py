@@ -67,8 +67,8 @@ class SubmitAnswer:
         if _FULL.search(words) or (_LIMIT in words and not _LIMIT_NAME.search(words)):
             raise SubmissionRefusedError(
                 f"Slurm takes no more jobs of this account for now, nothing was submitted: {words}",
-                remedy="The task may be retried when other jobs have ended. Give these tasks an Airflow pool with no more "
-                "slots than the limit (sacctmgr show qos, show assoc) allows.",
+                remedy="The task may be retried when other jobs have ended. Give these tasks an Airflow pool with no "
+                "more slots than the limit (sacctmgr show qos, show assoc) allows.",
             )
         if status.isdigit() and int(status) < 124 and _REFUSED.search(words) and not _DOUBT.search(words):
             raise InvalidRequestError(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from airflow_slurm_images.hooks.slurm import SlurmHook
 
 _BUSY = re.compile(
-    r"nodes are busy|unable to allocate resources: connection timed out|temporarily unavailable|job \S+ has been revoked|"
-    r"allocation revoked|job submit limit|MaxSubmit",
+    r"nodes are busy|unable to allocate resources: connection timed out|temporarily unavailable|"
+    r"job \S+ has been revoked|allocation revoked|job submit limit|MaxSubmit",
     re.IGNORECASE,
 )
 """What ``srun --immediate`` says when nothing is wrong but the moment."""
@@ -93,6 +93,6 @@ def _enroot(result: RemoteResult) -> tuple[bool, str]:
         return True, f"Enroot: not checked, no node was free for a quick job ({errors or 'no answer'})"
     return (
         False,
-        f"Enroot: a quick job could not run ({errors or 'no message'}). Correct account, partition or qos in the profile, "
-        "or ask the cluster's operators for the right to use them.",
+        f"Enroot: a quick job could not run ({errors or 'no message'}). Correct account, partition or qos in the "
+        "profile, or ask the cluster's operators for the right to use them.",
     )

@@ -63,7 +63,7 @@ class ImageJobOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.emit_unchanged = emit_unchanged
-        self._outlet = task_outlet(self.task_id, self.dag_id if self.has_dag() else None)
+        self._outlet = task_outlet(self)
         self.outlets = [*self.outlets, self._outlet]
         self.name = name
         self.kind = kind
@@ -213,7 +213,7 @@ class ImageJobOperator(BaseOperator):
     # --- kill
 
     def _be_ready(self, task_try: TaskTry, connection: Connection) -> None:
-        """Make the hook of a kill now: a signal handler must not ask Airflow for anything, its channel may be in use."""
+        """Make the hook of a kill now: a signal handler must not ask Airflow anything, its channel may be in use."""
         self._killer = self._hook(connection=connection, connect_attempts=1, conn_timeout=KILL_SECONDS)
         self._task_try = task_try
 

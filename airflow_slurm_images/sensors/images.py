@@ -62,7 +62,7 @@ class SlurmJobSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
-        self._outlet = task_outlet(self.task_id, self.dag_id if self.has_dag() else None)
+        self._outlet = task_outlet(self)
         self.outlets = [*self.outlets, self._outlet]
         self.job = job
         self.deferrable = (
@@ -180,7 +180,7 @@ class SlurmJobSensor(BaseSensorOperator):
     # --- kill
 
     def _be_ready(self, handle: JobHandle) -> None:
-        """Make the hook of a kill now: a signal handler must not ask Airflow for anything, its channel may be in use."""
+        """Make the hook of a kill now: a signal handler must not ask Airflow anything, its channel may be in use."""
         if self.cancel_on_kill:
             self._killer = self._hook(handle, connect_attempts=1, conn_timeout=KILL_SECONDS)
 

@@ -57,6 +57,7 @@ class FakeHook:
         self.answer = answer
         self.looks: list[tuple[float, list[int], str | None]] = []
         self.cancelled: list[tuple[Any, ...]] = []
+        self.cancel_options: list[dict[str, Any]] = []
         self.closed = 0
         self._busy = threading.Lock()
 
@@ -70,6 +71,7 @@ class FakeHook:
 
     def cancel(self, *what: Any, **options: Any) -> QueueAnswer:
         self.cancelled.append(what)
+        self.cancel_options.append(options)
         return QueueAnswer("ok")
 
     def close(self) -> None:

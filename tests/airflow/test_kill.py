@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import TaskDeferred
+from airflow.providers.common.compat.sdk import Connection, TaskDeferred
 from airflow.sdk import DAG
 
 from airflow_slurm_images.core.errors import ClusterUnavailableError, JobFailedError
@@ -23,6 +23,8 @@ from tests.cluster.box import Box
 from tests.cluster.polling import wait_until
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
 
+RUN_KEY = 32 * "a"
+CONNECTION = Connection(conn_id="lab", conn_type="slurm_ssh", host="login.example")
 PINNED = "registry.example/team/app@sha256:" + 64 * "a"
 
 
@@ -42,35 +44,49 @@ def operator(**arguments: Any) -> OciImportOperator:
     return OciImportOperator(task_id="task", image=PINNED, name="app", slurm_conn_id="lab", **arguments)
 
 
+def begun(**arguments: Any) -> OciImportOperator:
+    """An operator that is at its work."""
+    task = operator(**arguments)
+    task._be_ready(TaskTry(RUN_KEY, number=3, generation=2), CONNECTION)
+    return task
+
+
 def test_killed_before_the_job_is_known_it_is_cancelled_by_name(hook: FakeHook) -> None:
     """sbatch may be under way: only the name is certain."""
-    task, run_key = operator(), 32 * "a"
-    task._run_key = run_key
+    task = begun()
     task.on_kill()
-    assert [what[:3] for what in hook.cancelled] == [(None, job_name(run_key), None)]
+    assert [what[:3] for what in hook.cancelled] == [(None, job_name(RUN_KEY), None)]
+    assert hook.cancel_options == [{"generation": 2}]
     assert hook.closed == 1
 
 
-def test_killed_afterwards_it_is_cancelled_by_id_name_and_cluster(hook: FakeHook) -> None:
-    task, job = operator(), JobHandle.model_validate(handle(job_id=9, cluster="lab"))
-    task._run_key = job.run_key
-    task._remember(job)
+def test_killed_afterwards_it_is_cancelled_by_name_on_its_cluster(hook: FakeHook) -> None:
+    """A duplicate of a doubtful submission may run the attempt, not the id that is known here."""
+    task = begun()
+    task._remember(JobHandle.model_validate(handle(job_id=9, cluster="lab")))
     task.on_kill()
-    assert [what[:3] for what in hook.cancelled] == [(9, job.job_name, "lab")]
+    assert [what[:3] for what in hook.cancelled] == [(None, job_name(RUN_KEY), "lab")]
 
 
 def test_the_kill_makes_one_quick_attempt(hook: FakeHook) -> None:
-    task = operator()
-    task._run_key = 32 * "a"
-    task.on_kill()
+    begun().on_kill()
     _, options = hook.options  # type: ignore[attr-defined]
     assert options["connect_attempts"] == 1 and options["conn_timeout"] <= 3
 
 
+def test_the_kill_asks_airflow_for_nothing(hook: FakeHook) -> None:
+    """It runs in a signal handler, maybe in the middle of an exchange with Airflow: all is made before."""
+    task = begun()
+    _, options = hook.options  # type: ignore[attr-defined]
+    assert options["connection"] is CONNECTION
+    hook.options = None  # type: ignore[attr-defined]
+    task.on_kill()
+    assert hook.options is None  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("why", ["not wanted", "nothing begun"])
 def test_otherwise_nothing_is_touched(hook: FakeHook, why: str) -> None:
-    task = operator(cancel_on_kill=why != "not wanted")
-    task._run_key = None if why == "nothing begun" else 32 * "a"
+    task = operator() if why == "nothing begun" else begun(cancel_on_kill=False)
     task.on_kill()
     assert hook.cancelled == [] and hook.closed == 0
 
@@ -80,9 +96,7 @@ def test_a_cluster_that_is_away_does_not_break_the_kill(hook: FakeHook, monkeypa
         raise ClusterUnavailableError("away")
 
     monkeypatch.setattr(hook, "cancel", fail)
-    task = operator()
-    task._run_key = 32 * "a"
-    task.on_kill()
+    begun().on_kill()
     assert hook.closed == 1
 
 

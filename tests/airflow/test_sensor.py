@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from airflow.sdk import DAG
 
 from airflow_slurm_images.core.decide import Limits
@@ -20,6 +21,7 @@ from airflow_slurm_images.operators.images import OciImportOperator
 from airflow_slurm_images.sensors.images import SlurmJobSensor
 from tests.airflow.contexts import handle, task_context
 from tests.airflow.dag_runs import DagRunner, Run
+from tests.airflow.fake_hook import FakeHook, running
 from tests.cluster.box import Box
 from tests.cluster.polling import wait_until
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
@@ -142,7 +144,9 @@ def active(box: Box, handle: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("told", [False, True], ids=["not told to", "told to"])
 def test_a_killed_sensor_cancels_only_if_told_to(box: Box, pending: dict[str, Any], told: bool) -> None:
-    SlurmJobSensor(task_id="s", job=pending, cancel_on_kill=told).on_kill()
+    sensor = SlurmJobSensor(task_id="s", job=pending, cancel_on_kill=told)
+    sensor._be_ready(sensor._handle())
+    sensor.on_kill()
     assert wait_until(lambda: not active(box, pending), 3) is told
 
 
@@ -154,6 +158,37 @@ def test_a_deferral_timeout_cancels_only_if_told_to(box: Box, pending: dict[str,
     assert wait_until(lambda: not active(box, pending), 3) is told
 
 
+@pytest.mark.parametrize("soft_fail", [False, True], ids=["fails", "skips"])
+@pytest.mark.parametrize("told", [False, True], ids=["not told to", "told to"])
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_a_timeout_in_this_process_cancels_only_if_told_to(
+    monkeypatch: pytest.MonkeyPatch, mode: str, told: bool, soft_fail: bool
+) -> None:
+    hook = FakeHook(running)
+    monkeypatch.setattr("airflow_slurm_images.sensors.images.SlurmHook", lambda *_, **__: hook)
+    sensor = SlurmJobSensor(
+        task_id="s", job=handle(), mode=mode, cancel_on_kill=told, soft_fail=soft_fail, timeout=0.01, poke_interval=0.1
+    )
+    monkeypatch.setattr(sensor, "poke", lambda _context: time.sleep(0.02))
+    with pytest.raises(AirflowSkipException if soft_fail else AirflowSensorTimeout):
+        sensor.execute(task_context())
+    assert len(hook.cancelled) == (1 if told else 0)
+
+
+def test_doubt_that_is_skipped_cancels_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = FakeHook()
+    monkeypatch.setattr("airflow_slurm_images.sensors.images.SlurmHook", lambda *_, **__: hook)
+    sensor = SlurmJobSensor(task_id="s", job=handle(), cancel_on_kill=True, soft_fail=True, poke_interval=0.1)
+
+    def lost(_context: Any) -> None:
+        raise AirflowFailException("lost contact")
+
+    monkeypatch.setattr(sensor, "poke", lost)
+    with pytest.raises(AirflowSkipException):
+        sensor.execute(task_context())
+    assert hook.cancelled == []
+
+
 def test_its_own_timeouts_leave_the_job_alone_too(box: Box, pending: dict[str, Any]) -> None:
     sensor = SlurmJobSensor(task_id="s", job=pending, pending_timeout=0.1, poke_interval=1)
     with pytest.raises(Exception, match="pending_timeout"):
@@ -163,8 +198,7 @@ def test_its_own_timeouts_leave_the_job_alone_too(box: Box, pending: dict[str, A
 
 def test_reschedule_mode_sees_doubt_through(box: Box, pending: dict[str, Any]) -> None:
     """A job that is gone without a trace would be waited for for ever, as each poke remembers nothing."""
-    profile = {**pending["profile"], "record_wait": 1}
-    unknown = {**pending, "job_id": pending["job_id"] + 100_000, "profile": profile}
+    unknown = {**pending, "job_id": pending["job_id"] + 100_000, "record_wait": 1}
     sensor = SlurmJobSensor(task_id="s", job=unknown, mode="reschedule", poke_interval=0.2)
     sensor._limits = lambda: LIMITS  # type: ignore[method-assign]
     with pytest.raises(Exception, match="never seen in the queue"):

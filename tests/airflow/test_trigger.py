@@ -281,13 +281,14 @@ def test_a_cancelled_wait_leaves_the_job_alone(hooks: Hooks) -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_kill_cancels_once_in_one_quick_attempt(hooks: Hooks, wanted: bool) -> None:
-    job = handle(job_id=9, cluster="lab")
+    job = handle(job_id=9, cluster="lab", generation=2)
     play(SlurmJobTrigger(job, cancel_on_kill=wanted).on_kill())
     cancelled = [what for hook in hooks for what in hook.cancelled]
     if not wanted:
         assert cancelled == []
         return
-    assert [what[:3] for what in cancelled] == [(9, job["job_name"], "lab")]
+    assert [what[:3] for what in cancelled] == [(None, job["job_name"], "lab")]
+    assert hooks[0].cancel_options == [{"generation": 2}]
     assert cancelled[0][3] <= 5  # Airflow gives the hook of a kill few seconds
     assert hooks.options["connect_attempts"] == 1 and hooks.options["conn_timeout"] <= 3
     assert hooks[0].closed == 1
@@ -323,7 +324,7 @@ def test_where_airflow_tells_no_kills_the_state_of_the_task_decides(
             await waiting
 
     play(story())
-    assert [what[0] for hook in hooks for what in hook.cancelled] == ([9] if cancels else [])
+    assert [what[0] for hook in hooks for what in hook.cancelled] == ([None] if cancels else [])
 
 
 @pytest.mark.parametrize(("map_index", "key"), [(-1, "t"), (3, "t_3")])

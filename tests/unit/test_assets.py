@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from airflow.providers.common.compat.sdk import DAG, BaseOperator
 
 from airflow_slurm_images import assets
 from airflow_slurm_images.core.records import ImageRecord
@@ -56,11 +57,19 @@ def test_only_a_moved_alias_emits_unless_asked(
     record: ImageRecord, moved: bool, unchanged: bool, emitted: bool
 ) -> None:
     context = {"outlet_events": Outlets()}
-    outlet = assets.task_outlet("import_image")
+    outlet = assets.task_outlet(BaseOperator(task_id="import_image"))
     assert assets.emit(context, outlet, record, moved=moved, unchanged=unchanged) is emitted
     if emitted:
         uri, extra = context["outlet_events"][outlet].get("event", ("", {}))
         assert (uri, extra["sha256"]) == ("sqsh://lab/vllm", record.sqsh.sha256)
+
+
+def test_tasks_of_two_dags_have_aliases_of_their_own() -> None:
+    with DAG("first", schedule=None):
+        first = BaseOperator(task_id="task")
+    second = BaseOperator(task_id="task", dag=DAG("second", schedule=None))
+    names = [assets.task_outlet(task).name for task in (first, second, BaseOperator(task_id="task"))]
+    assert names == ["slurm-images:first.task", "slurm-images:second.task", "slurm-images:task"]
 
 
 def test_openlineage_takes_the_cluster_as_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

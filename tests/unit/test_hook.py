@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook asks Airflow for all it needs while it is made; what it does later may happen in a thread or signal handler."""
+"""A hook asks Airflow for all it needs while it is made; later it may be in a thread or signal handler."""
 
 from __future__ import annotations
 

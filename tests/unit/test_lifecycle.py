@@ -304,7 +304,7 @@ def test_an_error_is_told_also_when_the_logs_cannot_be_read(
 def test_why_we_gave_up_is_told_also_when_the_job_cannot_be_cancelled(cluster: ScriptedCluster, clock: Clock) -> None:
     cluster.observed = [seen(row(481, "PENDING", "Priority"))]
     cluster.cancels = [DOWN]
-    with pytest.raises(JobFailedError, match="pending_timeout.*could not be cancelled: Job 481 is still in the queue"):
+    with pytest.raises(JobFailedError, match=r"pending_timeout.*could not be cancelled: Job 481 is still in the queue"):
         wait(cluster, clock, pending_timeout=1)
 
 
