@@ -52,6 +52,8 @@ def handle(**fields: Any) -> dict[str, Any]:
         "workspace": "/ws",
         "run_directory": f"/ws/users/me/runs/{key}/{attempt}",
         "submitted_at": "2026-01-01T00:00:00",
+        "generation": None,
+        "record_wait": 120,
         "profile": {},
         "on_conflict": "replace",
         **fields,

@@ -84,7 +84,7 @@ def test_an_absent_job_is_asked_for_by_id_name_and_the_clusters_own_time(cluster
 def test_the_start_bound_comes_from_the_login_nodes_clock_and_zone(cluster: LocalCluster) -> None:
     cluster.login_environment["TZ"] = "UTC-6"  # six hours ahead
     plan, staged = cluster.stage(import_request())
-    submitted = datetime.datetime.fromisoformat(cluster.hook.submit(plan, staged).submitted_at)
+    submitted = datetime.datetime.fromisoformat(cluster.hook.submit(plan, staged).submitted_at or "")
     there = datetime.datetime.now(datetime.timezone(datetime.timedelta(hours=6))).replace(tzinfo=None)
     assert datetime.timedelta(0) <= there - submitted < datetime.timedelta(minutes=2)
 
