@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
+from airflow_slurm_images.core.author_input import flag
 from airflow_slurm_images.core.catalog import AliasVersion
 from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError
 from airflow_slurm_images.core.housekeeping import DAY, PruneReport, PruneRules
@@ -99,7 +100,7 @@ class ImagePruneOperator(BaseOperator):
         """Prune, log the actions, return the report."""
         with reported(context):
             rules = self.rules()
-            rehearsal = _flag("dry_run", self.rehearse)
+            rehearsal = flag("dry_run", self.rehearse)
             hook = SlurmHook(self.slurm_conn_id, mapping("profile", self.profile))
             try:
                 report = hook.prune(rules, dry_run=rehearsal)
@@ -236,10 +237,3 @@ def _size(field: str, value: Any) -> int | None:
         return parse_size(str(value))
     except ValueError as err:
         raise _invalid(field, value, "a size such as '200G'") from err
-
-
-def _flag(field: str, value: Any) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False, "none": False}
-    if str(value).strip().lower() not in words:
-        raise _invalid(field, value, "true or false")
-    return words[str(value).strip().lower()]

@@ -21,6 +21,7 @@ from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.triggers import images, observer
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
+from airflow_slurm_images.triggers.observer import SharedObserver
 from tests.airflow.contexts import handle
 from tests.airflow.fake_hook import Answer, FakeHook, done, running
 
@@ -224,14 +225,26 @@ def test_a_cluster_that_is_away_is_doubt_for_all_and_passes(hooks: Hooks, caplog
     assert play(event_of(trigger()))["verdict"]["kind"] == "succeeded"
 
 
-def test_a_fault_of_ours_leaves_nobody_waiting(hooks: Hooks) -> None:
-    def answer(_watch: Watch) -> Observation:
+def test_a_fault_of_ours_leaves_nobody_waiting(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_observer: SharedObserver) -> float:
         raise ZeroDivisionError("a bug")
 
-    hooks.answer = answer
-
+    monkeypatch.setattr(SharedObserver, "_next_look", broken)
     failures = play(events_of(trigger(job_id=1), trigger(job_id=2)))
     assert [type(failure) for failure in failures] == [ZeroDivisionError] * 2
+
+
+def test_a_look_that_fails_for_an_unknown_cause_is_doubt_not_failure(hooks: Hooks) -> None:
+    looks: list[int] = []
+
+    def answer(watch: Watch) -> Observation:
+        looks.append(watch.job_id)
+        if len(looks) == 1:
+            raise ZeroDivisionError("a bug")
+        return done(watch)
+
+    hooks.answer = answer
+    assert play(event_of(trigger()))["verdict"]["kind"] == "succeeded"
 
 
 def test_lines_go_to_the_log_of_their_own_task(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,9 +180,14 @@ def wrapped(box: Box, program: str, script: str) -> dict[str, Any]:
 
 def outcomes(tasks: Mapping[str, Task]) -> dict[str, SlurmImagesError | None]:
     """Submit them all, then wait for each: its error, or None where it succeeded."""
-    found: dict[str, SlurmImagesError | None] = {}
     for task in tasks.values():
         task.begin()
+    return ends(tasks)
+
+
+def ends(tasks: Mapping[str, Task]) -> dict[str, SlurmImagesError | None]:
+    """The same for tasks that are submitted already."""
+    found: dict[str, SlurmImagesError | None] = {}
     for name, task in tasks.items():
         try:
             task.wait()
