@@ -24,7 +24,7 @@ test-all: test ## what takes longer, after all of `make test`
 	$(PYTEST) -m slow tests
 
 test-unit: $(VENV)/.ready ## pure code and shell files, without a cluster (under a minute)
-	$(PYTEST) tests/unit -m "not slow" --numprocesses 2
+	$(PYTEST) tests/unit -m "not slow" --numprocesses 2 --ignore tests/unit/shell/registry
 
 test-airflow: system $(VENV)/.ready ## operators, sensor, triggers and example DAGs on the newest Airflow
 	$(PYTEST) tests/airflow -m "not slow"
@@ -33,7 +33,7 @@ test-lowest: system $(VENV_LOWEST)/.ready ## the same on the oldest Airflow
 	$(VENV_LOWEST)/bin/python -m pytest tests/airflow -m "not slow"
 
 test-cluster: system $(VENV)/.ready ## a real Slurm, sshd and registry; Enroot or its stand-in
-	$(PYTEST) tests/enroot_contract tests/cluster tests/faults -m "not slow"
+	$(PYTEST) tests/unit/shell/registry tests/enroot_contract tests/cluster tests/faults -m "not slow"
 
 lint: $(VENV)/.ready ## ruff, mypy, shellcheck
 	$(VENV)/bin/ruff format --check .
