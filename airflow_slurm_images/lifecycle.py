@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from airflow_slurm_images import reuse
+from airflow_slurm_images.cluster_protocol import Cluster, Log, emit
 from airflow_slurm_images.core import catalog, image_record, job_script, reports, run_state
 from airflow_slurm_images.core.catalog import StoreFacts
 from airflow_slurm_images.core.decide import CompletionInvalid, Limits, Verdict
@@ -25,22 +26,19 @@ from airflow_slurm_images.core.errors import (
     InvalidRequestError,
     SlurmImagesError,
     SubmissionRefusedError,
-    SubmissionUnknownError,
 )
-from airflow_slurm_images.core.observation import Observation, Watch, read_completion
+from airflow_slurm_images.core.observation import read_completion
 from airflow_slurm_images.core.plan import ExistingFile, LifecyclePlan, job_name, request_digest
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.records import CompletionRecord, ImageRecord, JobHandle
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
 from airflow_slurm_images.core.run_state import Attempt, RunState
-from airflow_slurm_images.core.slurm import QueueAnswer, SubmittedJob
-from airflow_slurm_images.core.submission import Publication, SubmitAnswer
+from airflow_slurm_images.core.slurm import SubmittedJob
 from airflow_slurm_images.core.watch import JobWatch, Line
 from airflow_slurm_images.reuse import IfPresent
+from airflow_slurm_images.submitting import Submitter
 
-LOOK_UP_SECONDS = 90.0
-"""How long a job of a doubtful submission is looked up by name, each time."""
 EARLIEST = "2000-01-01T00:00:00"
 """Start bound for accounting where the time of the submission is not known."""
 CANCEL_SECONDS = 120.0
@@ -54,31 +52,6 @@ _LEFT = {
     "facts": "output/facts.json",
 }
 """What a good job leaves, and where."""
-
-
-class Log(Protocol):
-    """What is needed of a logger; Airflow's task loggers differ between releases."""
-
-    def log(self, level: int, event: str, *args: Any) -> Any: ...
-    def info(self, event: str, *args: Any) -> Any: ...
-    def warning(self, event: str, *args: Any) -> Any: ...
-
-
-class Cluster(Protocol):
-    """What the lifecycle needs of a cluster; ``SlurmHook`` is the one implementation in the product."""
-
-    @property
-    def profile(self) -> ClusterProfile: ...
-    def prepare(self, run_key: str, source_digest: str = "") -> RunState: ...
-    def stage(self, plan: LifecyclePlan, credentials: bytes | None = None) -> str: ...
-    def submit(self, plan: LifecyclePlan, staged_sha256: str) -> SubmitAnswer: ...
-    def adopt(self, attempt_directory: str, generation: int, job_id: int) -> None: ...
-    def observe(self, watches: Sequence[Watch], cluster: str | None = None) -> list[Observation]: ...
-    def collect(self, attempt_directory: str, *, ended: bool = False) -> RemoteResult: ...
-    def cancel(
-        self, job_id: int | None, job_name: str, cluster: str | None = None, *, attempt: str = "*"
-    ) -> QueueAnswer: ...
-    def publish(self, workspace: str, name: str, record: bytes, variables: Mapping[str, str]) -> Publication: ...
 
 
 @dataclass(frozen=True)
@@ -122,6 +95,7 @@ class Lifecycle:
         self._sleep = sleep
         self._clock = clock
         self._started = started
+        self._submitter = Submitter(cluster, log, sleep=sleep, clock=clock)
 
     # --- prepare, stage, submit
 
@@ -191,7 +165,7 @@ class Lifecycle:
         login = work.credentials() if work.credentials and existing is None else None
         try:
             staged = self._cluster.stage(plan, login)
-            job, submitted_at = self._submit(plan, staged, {row.job_id for row in state.queue.rows})
+            job, submitted_at = self._submitter.submit(plan, staged, {row.job_id for row in state.queue.rows})
         except (InvalidRequestError, IntegrityError, SubmissionRefusedError):
             if login is not None:
                 self._forget_login(plan)
@@ -207,53 +181,6 @@ class Lifecycle:
             self._cluster.collect(plan.attempt_directory, ended=True)
         except SlurmImagesError as err:
             self._log.warning("The login staged in %s may still be there: %s", plan.attempt_directory, err.message)
-
-    def _submit(self, plan: LifecyclePlan, staged: str, before: Collection[int]) -> tuple[SubmittedJob, str | None]:
-        """Submit; in doubt look the job up by its name, and submit the same attempt once more if it is absent.
-
-        The second submission is harmless: the job claims its attempt, and singleton keeps two of one name apart.
-        """
-        doubt = ""
-        for _ in range(2):
-            try:
-                answer = self._cluster.submit(plan, staged)
-                if answer.job is not None:
-                    return answer.job, answer.submitted_at
-                doubt = answer.doubt or ""
-            except SubmissionRefusedError:
-                raise
-            except ClusterUnavailableError as err:
-                doubt = err.message
-            self._log.warning("It is not known whether the job was submitted (%s); looking it up by name", doubt)
-            found = self._look_up(plan, before)
-            if found is not None:
-                return found
-        raise _unknown_submission(plan, doubt)
-
-    def _look_up(self, plan: LifecyclePlan, before: Collection[int]) -> tuple[SubmittedJob, str] | None:
-        """The job of ``plan`` in any state, or None when a whole period of good answers did not show it.
-
-        ``before`` are the jobs of this name that were there before the submission. Raises SubmissionUnknownError
-        when the cluster does not answer.
-        """
-        deadline = self._clock() + LOOK_UP_SECONDS
-        good = False
-        while True:
-            try:
-                state = self._cluster.prepare(plan.run_key)
-                good = state.queue.status == "ok"
-                found = run_state.find(state, plan.attempt, before)
-                if found is not None:
-                    return found
-            except ClusterUnavailableError as err:
-                good = False
-                self._log.warning("Look-up failed: %s", err.message)
-            if self._clock() >= deadline:
-                break
-            self._sleep(5 + random.random())  # noqa: S311 - jitter
-        if not good:
-            raise _unknown_submission(plan, "the cluster does not answer")
-        return None
 
     def _handle(self, work: Work, plan: LifecyclePlan, job: SubmittedJob, submitted_at: str | None) -> JobHandle:
         return JobHandle(
@@ -410,22 +337,7 @@ class Lifecycle:
             self._sleep(3)
 
 
-def emit(log: Log, lines: Sequence[Line]) -> None:
-    """Write lines of a watch to a log."""
-    for line in lines:
-        log.log(line.level, "%s", line.text)
-
-
 def _logs(collected: RemoteResult) -> Iterator[tuple[str, str]]:
     for name in collected.fields:
         if name.startswith("tail."):
             yield name.removeprefix("tail."), collected.text(name)
-
-
-def _unknown_submission(plan: LifecyclePlan, doubt: str) -> SubmissionUnknownError:
-    return SubmissionUnknownError(
-        f"It is not known whether a job was submitted: {doubt}\nrun directory: {plan.attempt_directory}",
-        remedy=f"Look it up on the cluster: squeue --states=all --name={plan.job_name} and "
-        f"cat {plan.attempt_directory}/job_id. Clear the task then: an active job is adopted.",
-        details={"run_directory": plan.attempt_directory, "reason": "submission_unknown"},
-    )

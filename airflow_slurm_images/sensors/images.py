@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from airflow_slurm_images.assets import emit as emit_asset
 from airflow_slurm_images.assets import task_outlet
+from airflow_slurm_images.cluster_protocol import emit
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
 from airflow_slurm_images.core.profile import invalid_input
@@ -29,7 +30,7 @@ from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.states import StateClass, classify, pending_reason
 from airflow_slurm_images.core.watch import JobWatch
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
-from airflow_slurm_images.lifecycle import Finished, Lifecycle, emit
+from airflow_slurm_images.lifecycle import Finished, Lifecycle
 from airflow_slurm_images.task_context import mapping, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 

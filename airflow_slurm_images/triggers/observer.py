@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 
 from airflow.providers.common.compat.sdk import BaseHook
 
+from airflow_slurm_images.cluster_protocol import Log, emit
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.core.watch import JobWatch, Line
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
-from airflow_slurm_images.lifecycle import Log, emit
 
 Outcome = tuple[Verdict, CompletionRecord | None, int]
 

@@ -25,7 +25,8 @@ from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.slurm import QueueAnswer, QueueRow, SubmittedJob
 from airflow_slurm_images.core.submission import SubmitAnswer
-from airflow_slurm_images.lifecycle import CANCEL_SECONDS, EARLIEST, LOOK_UP_SECONDS, Lifecycle, Work
+from airflow_slurm_images.lifecycle import CANCEL_SECONDS, EARLIEST, Lifecycle, Work
+from airflow_slurm_images.submitting import LOOK_UP_SECONDS
 
 from . import records
 from .scripted import AT, DOWN, NAME, Clock, ScriptedCluster, attempt, row

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_slurm_images import lifecycle
+from airflow_slurm_images import submitting
 from airflow_slurm_images.core.decide import Limits
 from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
@@ -71,7 +71,7 @@ class Story:
 
 @pytest.fixture
 def story(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Story:
-    monkeypatch.setattr(lifecycle, "LOOK_UP_SECONDS", 12.0)  # three looks are enough here
+    monkeypatch.setattr(submitting, "LOOK_UP_SECONDS", 12.0)  # three looks are enough here
     made = Story(cluster)
     made.meanwhile = made.run_jobs
     return made
@@ -107,7 +107,7 @@ def test_a_lost_answer_of_sbatch_ends_with_one_job_adopted(story: Story) -> None
 def test_a_submission_that_did_not_happen_is_made_once_more(story: Story) -> None:
     story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
     handle = story.begin(story.work())
-    assert story.now >= lifecycle.LOOK_UP_SECONDS
+    assert story.now >= submitting.LOOK_UP_SECONDS
     assert len(story.cluster.slurm.calls("sbatch")) == 2
     assert [job["id"] for job in story.cluster.slurm.jobs()] == [handle.job_id]
 
