@@ -47,6 +47,8 @@ def begin(stack: AirflowStack, make_scene: MakeScene, box: Box) -> Begin:
         assert scene.importing(timeout=120), (run.log(), stack.logs())
         state = "running" if dag_id.startswith("blocking") else "deferred"
         assert run.reaches(state), run.instance
+        # By its task or by its trigger; a task that is marked before its trigger has begun is nobody's.
+        assert wait_until(lambda: "is RUNNING" in run.log() or dag_id == "sensor", 60), (run.log(), stack.logs())
         return scene, run
 
     return start
@@ -64,7 +66,6 @@ def published(scene: Scene, run: TaskRun, jobs: int, imports: int) -> None:
 
 def test_a_restart_of_the_triggerer_cancels_nothing_and_the_task_goes_on(begin: Begin, stack: AirflowStack) -> None:
     scene, run = begin("deferred")
-    assert wait_until(lambda: "is RUNNING" in run.log(), 60), run.log()
     stack.stop_component("triggerer")
     assert scene.job_state() == "RUNNING"
     stack.start_component("triggerer")
@@ -85,7 +86,7 @@ def test_a_deferred_task_that_is_marked_cancels_its_job(begin: Begin, state: str
     run.mark(state)
     assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
     assert len(scene.calls("scancel")) == 1, scene.calls("scancel")
-    assert scene.calls("scancel")[0].split()[1:3] == [f"--name={scene.job_name}", str(scene.jobs()[0].job_id)]
+    assert {f"--name={scene.job_name}", str(scene.jobs()[0].job_id)} <= set(scene.calls("scancel")[0].split())
     assert run.state == state
     scene.assert_settled(jobs=1, imports=1)
 
