@@ -10,7 +10,7 @@ UV := $(VENV)/bin/uv
 PYTEST := $(VENV)/bin/python -m pytest
 SHELL_FILES := $(wildcard airflow_slurm_images/cluster/*.sh)
 
-.PHONY: help demo test test-all test-unit test-airflow test-lowest test-cluster lint system clean
+.PHONY: help demo test test-all test-unit test-airflow test-lowest test-cluster test-faults lint system clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -18,10 +18,11 @@ help: ## list the targets
 demo: system $(VENV)/.ready ## import and inspect a real image on a local Slurm cluster, through Airflow
 	@$(VENV)/bin/python -m tests.cluster.demo
 
-test: system lint test-unit test-airflow test-lowest test-cluster ## all suites (at most 20 minutes on two cores)
+test: system lint test-unit test-airflow test-lowest test-cluster test-faults ## all suites (at most 20 minutes on two cores)
 
 test-all: test ## what takes longer, after all of `make test`
-	$(PYTEST) -m slow tests
+	$(PYTEST) -m slow tests/unit tests/cluster
+	$(PYTEST) -m slow tests/faults
 
 test-unit: $(VENV)/.ready ## pure code and shell files, without a cluster (under a minute)
 	$(PYTEST) tests/unit -m "not slow" --numprocesses 2 --ignore tests/unit/shell/registry
@@ -33,7 +34,10 @@ test-lowest: system $(VENV_LOWEST)/.ready ## the same on the oldest Airflow
 	$(VENV_LOWEST)/bin/python -m pytest tests/airflow -m "not slow"
 
 test-cluster: system $(VENV)/.ready ## a real Slurm, sshd and registry; Enroot or its stand-in
-	$(PYTEST) tests/unit/shell/registry tests/enroot_contract tests/cluster tests/faults -m "not slow"
+	$(PYTEST) tests/unit/shell/registry tests/enroot_contract tests/cluster -m "not slow"
+
+test-faults: system $(VENV)/.ready ## kill things at the worst moment, on the same cluster
+	$(PYTEST) tests/faults -m "not slow"
 
 lint: $(VENV)/.ready ## ruff, mypy, shellcheck
 	$(VENV)/bin/ruff format --check .
