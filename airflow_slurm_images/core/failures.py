@@ -2,7 +2,7 @@
 """From what a failed job left behind to the one error that says what to do.
 
 ``EXIT_CODES`` is the table for ``cluster/job.sh``'s exit codes (a test compares the two). Enroot's own failures
-all end with status 1, so its output is read for the few sentences that tell them apart (``PATTERNS``); curl's
+all end with status 1, so its output is read for the few sentences that tell them apart (``NODE_PATTERNS``, ``REGISTRY_PATTERNS``); curl's
 statuses 6 and 7 speak for themselves.
 """
 
@@ -168,7 +168,7 @@ _NGC = Failure(
 )
 _AUTH = Failure("registry_auth", "the registry refused the login", _CREDENTIALS_HINT, RegistryAuthError)
 
-PATTERNS: tuple[Pattern, ...] = (
+NODE_PATTERNS: tuple[Pattern, ...] = (
     # Before the disk: a limit on namespaces is 'No space left on device' to the kernel.
     _pattern(
         r"failed to create user namespace|unshare: .*(Operation not permitted|No space left)",
@@ -189,6 +189,11 @@ PATTERNS: tuple[Pattern, ...] = (
             "Use kind 'generic', which reads the image without starting it.",
         ),
     ),
+    _pattern(r"Could not create destination file|Stale file handle", EXIT_CODES[88]),
+)
+"""What the node is to blame for. First match in the logs decides; the more specific stand first."""
+
+REGISTRY_PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error code: 40[13]", _NGC),
     _pattern(r"returned error code: 40[13]|token service \S+ refused the login", _AUTH),
     _pattern(
@@ -236,11 +241,11 @@ PATTERNS: tuple[Pattern, ...] = (
             IntegrityError,
         ),
     ),
-    _pattern(r"Could not create destination file|Stale file handle", EXIT_CODES[88]),
 )
-"""First match in an Enroot log decides; the more specific stand first."""
+"""What a registry or its manifest is to blame for; asked only where no byte of the image runs."""
 
 _LAST_LINE_LOGIN = re.compile(r"\[INFO\] (Authenticating with user|Using credentials from file)")
+_REGISTRY_PHASES = frozenset({"manifest", "import"})
 _TOOL_PHASES = frozenset({"manifest", "import", "inspect", "store", "hash"})
 
 
@@ -265,7 +270,8 @@ def explain(exit_status: int, phase: str, logs: Mapping[str, str]) -> Failure:
     }:
         return failure
     text = "\n".join(logs.get(name, "") for name in ("enroot.log", "inspect.log", "slurm.out"))
-    for pattern in PATTERNS:
+    patterns = NODE_PATTERNS + REGISTRY_PATTERNS if phase in _REGISTRY_PHASES else NODE_PATTERNS
+    for pattern in patterns:
         if pattern.expression.search(text):
             return pattern.failure
     lines = [line for line in logs.get("enroot.log", "").splitlines() if line.strip()]
