@@ -1,11 +1,13 @@
 # shellcheck shell=bash
-# Cancel one job, only if it still has our name (ids are recycled); without an id (the submission was cut off) all
-# of that name, which only one task has. Only the queue tells whether it is gone.
+# Cancel one job, only if it still has our name (ids are recycled); without an id those of the attempts in question, and
+# where one of them may have a job that nobody knows (the submission was cut off) all of that name, which only one task
+# has. Only the queue tells whether it is gone.
 
 readonly ASI_PATIENCE=15 # seconds in which Slurm ends a job by itself, after it took a scancel
 
 ASI_MARKED=() # attempts this cancellation is about
 ASI_ADOPTED=''
+ASI_DOOMED=() # ids to cancel; none is all of that name
 
 # asi::adopted ATTEMPT - a later generation of tries took the job over (cleared before the kill came to us).
 asi::adopted() {
@@ -45,11 +47,46 @@ asi::mark() {
     done
 }
 
-# asi::told - Slurm took a scancel of this very job a moment ago; another one would add nothing.
-asi::told() {
-    local attempt='' told='' age=0
+# asi::first_number FILE - the id that a file begins with; nothing when there is none.
+asi::first_number() {
+    local text=''
+    if [[ -f "$1" && ! -L "$1" ]]; then
+        text="$(head -c 64 -- "$1")"
+        if [[ "${text}" =~ ^([1-9][0-9]{0,9})([^0-9]|$) ]]; then
+            printf '%s\n' "${BASH_REMATCH[1]}"
+        fi
+    fi
+}
+
+# asi::pick - by id where all ids are known: a scancel by name that a slow controller obeys late would hit the next job.
+asi::pick() {
+    local attempt='' id=''
+    local -a known=()
+    if [[ -n "${ASI_JOB_ID}" ]]; then
+        ASI_DOOMED=("${ASI_JOB_ID}")
+        return 0
+    fi
     for attempt in "${ASI_MARKED[@]+"${ASI_MARKED[@]}"}"; do
-        if [[ -n "${ASI_JOB_ID}" && "$(head -c 64 -- "${attempt}/cancelled" 2> /dev/null)" == "${ASI_JOB_ID}" ]]; then
+        known=()
+        for id in "$(asi::first_number "${attempt}/job_id")" "$(asi::first_number "${attempt}/claim/job_id")"; do
+            if [[ -n "${id}" && "${id}" != "${known[0]-}" ]]; then
+                known+=("${id}")
+            fi
+        done
+        if ((${#known[@]} == 0)); then
+            ASI_DOOMED=()
+            return 0
+        fi
+        ASI_DOOMED+=("${known[@]}")
+    done
+}
+
+# asi::told - Slurm took this very scancel, or one of all of this name (`*`), a moment ago; another would add nothing.
+asi::told() {
+    local attempt='' told='' age=0 words=''
+    for attempt in "${ASI_MARKED[@]+"${ASI_MARKED[@]}"}"; do
+        words=" $(head -c 1024 -- "${attempt}/cancelled" 2> /dev/null) "
+        if [[ "${words}" == ' * ' ]] || ((${#ASI_DOOMED[@]} > 0)) && [[ "${words}" == *" ${ASI_DOOMED[0]} "* ]]; then
             told="$(stat -c %Y -- "${attempt}/cancelled" 2> /dev/null)" || continue
             age="$(($(date +%s) - told))"
             if ((age >= 0 && age < ASI_PATIENCE)); then
@@ -64,11 +101,12 @@ asi::main() {
     local attempt=''
     asi::begin
     asi::mark
+    asi::pick
     if [[ -z "${ASI_ADOPTED}" ]] && ! asi::told; then
-        asi::run scancel 15 scancel --name="${ASI_JOB_NAME}" ${ASI_JOB_ID:+"${ASI_JOB_ID}"} --user="$(id -un)"
+        asi::run scancel 15 scancel --name="${ASI_JOB_NAME}" "${ASI_DOOMED[@]+"${ASI_DOOMED[@]}"}" --user="$(id -un)"
         for attempt in "${ASI_MARKED[@]+"${ASI_MARKED[@]}"}"; do
             if ((ASI_STATUS == 0)); then
-                printf '%s\n' "${ASI_JOB_ID}" > "${attempt}/cancelled"
+                printf '%s\n' "${ASI_DOOMED[*]:-*}" > "${attempt}/cancelled"
             fi
         done
     fi

@@ -2,8 +2,8 @@
 """From what a failed job left behind to the one error that says what to do.
 
 ``EXIT_CODES`` is the table for ``cluster/job.sh``'s exit codes (a test compares the two). Enroot's own failures
-all end with status 1, so its output is read for the few sentences that tell them apart (``NODE_PATTERNS``, ``REGISTRY_PATTERNS``); curl's
-statuses 6 and 7 speak for themselves.
+all end with status 1, so its output is read for the few sentences that tell them apart (``NODE_PATTERNS``,
+``REGISTRY_PATTERNS``); curl's statuses 6 and 7 speak for themselves.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import procfs
+from tests.cluster import procfs, space
 from tests.cluster.polling import wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -124,6 +124,17 @@ class AirflowStack:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+
+    @contextlib.contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Let a component and its processes stand still (SIGSTOP), as on a host that is overloaded."""
+        process = self._parts[name]
+        everything = [process.pid, *procfs.descendants_of(process.pid)]
+        space.kill(everything, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            space.kill(everything, signal.SIGCONT)
 
     def healthy(self) -> bool:
         """Whether all parts answer and all DAGs are known."""

@@ -17,6 +17,10 @@ __all__ = ["box_accounting", "box_plain", "enroot_dir", "environment", "image_la
 
 MakeScene = Callable[..., Scene]
 
+blocking_first = pytest.mark.parametrize("mode", ["blocking", pytest.param("deferred", marks=pytest.mark.slow)])
+deferred_first = pytest.mark.parametrize("mode", ["deferred", pytest.param("blocking", marks=pytest.mark.slow)])
+"""Both ways of waiting, one of them only in `make test-all`: each such test takes many seconds."""
+
 
 @pytest.fixture(params=["blocking", "deferred"])
 def mode(request: pytest.FixtureRequest) -> str:

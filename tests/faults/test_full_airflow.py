@@ -91,20 +91,35 @@ def test_a_deferred_task_that_is_marked_cancels_its_job(begin: Begin, state: str
     scene.assert_settled(jobs=1, imports=1)
 
 
-def test_a_deferred_task_that_is_cleared(begin: Begin) -> None:
-    """Airflow 3.3 tells of the clear: one scancel, a new job. Before, nobody is told: the new try adopts the job."""
+def test_a_deferred_task_that_is_cleared(begin: Begin, stack: AirflowStack) -> None:
+    """Airflow 3.3 tells the trigger: one scancel, a new job. Before, nobody is told: the new try adopts the job.
+
+    The scheduler stands still meanwhile, so that the trigger comes first.
+    """
     scene, run = begin("deferred")
-    run.clear()
-    if TELLS_KILLS:
-        assert scene.importing(jobs=2), (scene.jobs(), run.log())
+    with stack.frozen("scheduler"):
+        run.clear()
+        if TELLS_KILLS:
+            assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
+        else:
+            assert wait_until(lambda: "trigger completed" in run.log(), 30), (run.log(), stack.logs())
+    jobs = 2 if TELLS_KILLS else 1
+    assert scene.importing(jobs), (scene.jobs(), run.log())
+    assert run.reaches("deferred", tries=2), (run.instance, run.log())
+    published(scene, run, jobs, jobs)
+    assert len(scene.calls("scancel")) == jobs - 1, scene.calls("scancel")
+    assert [job.state for job in scene.jobs()] == (["CANCELLED", "COMPLETED"] if TELLS_KILLS else ["COMPLETED"])
+
+
+@pytest.mark.slow
+def test_a_cleared_task_whose_new_try_comes_before_the_kill_keeps_its_job(begin: Begin, stack: AirflowStack) -> None:
+    """The triggerer stands still while the new try adopts the job; told of the clear later, it leaves it alone."""
+    scene, run = begin("deferred")
+    with stack.frozen("triggerer"):
+        run.clear()
         assert run.reaches("deferred", tries=2), (run.instance, run.log())
-        published(scene, run, jobs=2, imports=2)
-        assert len(scene.calls("scancel")) == 1, scene.calls("scancel")
-        assert [job.state for job in scene.jobs()] == ["CANCELLED", "COMPLETED"]
-    else:
-        assert run.reaches("deferred", tries=2), (run.instance, run.log())
-        published(scene, run, jobs=1, imports=1)
-        assert scene.calls("scancel") == []
+    published(scene, run, jobs=1, imports=1)
+    assert scene.calls("scancel") == []
 
 
 @pytest.mark.slow

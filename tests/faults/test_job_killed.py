@@ -13,7 +13,7 @@ from tests.cluster import procfs
 from tests.cluster.box import Box, temporary_box
 from tests.cluster.polling import wait_until
 from tests.cluster.space import kill
-from tests.faults.conftest import MakeScene
+from tests.faults.conftest import MakeScene, blocking_first
 from tests.faults.scene import Scene
 from tests.faults.steps import Step
 
@@ -26,6 +26,7 @@ def begun(scene: Scene) -> tuple[Step, str]:
     return waiting, str(scene.jobs()[-1].job_id)
 
 
+@blocking_first
 def test_scancel_from_outside(scene: Scene) -> None:
     waiting, job = begun(scene)
     scene.box.as_root(["scancel", job], check=True)
@@ -53,6 +54,7 @@ def test_scontrol_requeue_starts_the_same_job_over(scene: Scene) -> None:
     scene.assert_settled(jobs=1, imports=2)
 
 
+@blocking_first
 def test_the_batch_shell_alone_is_killed(scene: Scene) -> None:
     waiting, job = begun(scene)
     shells = [pid for pid in scene.box.space.pids() if procfs.mentions(pid, f"job{int(job):05d}/slurm_script")]
@@ -68,6 +70,7 @@ def test_the_batch_shell_alone_is_killed(scene: Scene) -> None:
     scene.assert_settled(jobs=2, imports=2)
 
 
+@blocking_first
 def test_a_second_sbatch_of_the_same_attempt_is_superseded(scene: Scene) -> None:
     waiting, job = begun(scene)
     argv = ["sbatch", "--parsable", "--export=NIL", "--no-requeue", "job.sbatch"]
@@ -104,6 +107,7 @@ def test_the_node_is_set_down(make_scene: MakeScene, forgetful: Box, mode: str) 
     assert wait_until(lambda: not scene.left(), 20), scene.left()
 
 
+@blocking_first
 def test_memory_limit(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, profile={"memory": "100M"})
     scene.act("hog.py")
@@ -128,6 +132,7 @@ def test_time_limit(make_scene: MakeScene, box: Box, mode: str) -> None:
 # -- disk full
 
 
+@blocking_first
 def test_scratch_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode)
     scratch = scene.place("scratch")
@@ -144,6 +149,7 @@ def test_scratch_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene.assert_settled(jobs=2, imports=2)
 
 
+@blocking_first
 def test_scratch_has_less_than_min_free(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode)
     scratch = scene.place("scratch")
@@ -156,6 +162,7 @@ def test_scratch_has_less_than_min_free(make_scene: MakeScene, box: Box, mode: s
     scene.assert_settled(jobs=1, imports=0)
 
 
+@blocking_first
 def test_the_store_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     make_scene(box, "blocking").run()  # makes the workspace
     scene = make_scene(box, mode, profile={"min_free": "1M"})
@@ -173,6 +180,7 @@ def test_the_store_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene.assert_settled(jobs=2, imports=2)
 
 
+@blocking_first
 def test_the_run_directory_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     """Not even the completion record can be written: Slurm's own word decides, and the retry starts anew."""
     scene = make_scene(box, mode, profile={"record_wait": 2})

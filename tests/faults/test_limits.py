@@ -7,12 +7,13 @@ from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
 
 from tests.cluster.box import Box
 from tests.cluster.slurm_daemons import CLOSED_PARTITION, SHORT_PARTITION
-from tests.faults.conftest import MakeScene
+from tests.faults.conftest import MakeScene, deferred_first
 from tests.faults.scene import Scene
 
 TIMED_OUT = {"error": TriggerFailureReason.TRIGGER_TIMEOUT.value}
 
 
+@deferred_first
 def test_more_time_than_the_partition_allows(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, profile={"partition": SHORT_PARTITION}, limits={"hopeless_grace": 1.0})
     outcome = scene.run()
@@ -23,6 +24,7 @@ def test_more_time_than_the_partition_allows(make_scene: MakeScene, box: Box, mo
     scene.assert_settled(jobs=1, imports=0)
 
 
+@deferred_first
 def test_a_held_job(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, profile={"partition": CLOSED_PARTITION}, limits={"hopeless_grace": 1.0})
     waiting = scene.begin()
@@ -34,6 +36,7 @@ def test_a_held_job(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene.assert_settled(jobs=1, imports=0)
 
 
+@deferred_first
 def test_a_constraint_that_no_node_has_is_refused_by_sbatch(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, profile={"constraint": "nosuchfeature"})
     outcome = scene.run()
@@ -41,6 +44,7 @@ def test_a_constraint_that_no_node_has_is_refused_by_sbatch(make_scene: MakeScen
     scene.assert_settled(jobs=0, imports=0)
 
 
+@deferred_first
 def test_pending_timeout(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, profile={"partition": CLOSED_PARTITION}, pending_timeout=2)
     outcome = scene.run()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.box import Box, temporary_box
 from tests.cluster.polling import wait_until
-from tests.faults.conftest import MakeScene
+from tests.faults.conftest import MakeScene, deferred_first
 from tests.faults.scene import Scene
 
 OUTAGE = 6
@@ -46,6 +46,7 @@ def survives(scene: Scene, stop: Callable[[], None], start: Callable[[], None], 
 
 @pytest.mark.usefixtures("repaired")
 class TestOutage:
+    @deferred_first
     def test_sshd_stopped_and_started(self, scene: Scene) -> None:
         survives(scene, scene.box.stop_sshd, scene.box.start_sshd, OUTAGE)
 
@@ -53,6 +54,7 @@ class TestOutage:
     def test_sshd_stopped_for_two_minutes(self, scene: Scene) -> None:
         survives(scene, scene.box.stop_sshd, scene.box.start_sshd, 120)
 
+    @deferred_first
     def test_slurmctld_stopped_and_started(self, scene: Scene) -> None:
         survives(scene, scene.box.stop_slurmctld, scene.box.start_slurmctld, OUTAGE)
 
@@ -67,12 +69,14 @@ class TestOutage:
         scene.box.start_slurmctld()
         scene.assert_settled(jobs=1, imports=1)
 
+    @deferred_first
     def test_slurmdbd_down_from_the_start_to_the_end(self, scene: Scene) -> None:
         scene.box.stop_slurmdbd()
         scene.assert_published(scene.run())
         scene.box.start_slurmdbd()
         scene.assert_settled(jobs=1, imports=1)
 
+    @deferred_first
     def test_a_cancelled_job_is_told_while_slurmdbd_is_down(self, scene: Scene) -> None:
         scene.box.stop_slurmdbd()
         scene.hold()
@@ -85,6 +89,7 @@ class TestOutage:
         scene.box.start_slurmdbd()
         scene.assert_settled(jobs=1, imports=1)
 
+    @deferred_first
     def test_lost_contact_leaves_the_job_and_the_retry_adopts(self, make_scene: MakeScene, box: Box, mode: str) -> None:
         scene = make_scene(box, mode, limits={"unknown_limit": 2.0})
         scene.hold()
@@ -102,6 +107,7 @@ class TestOutage:
         scene.assert_published(scene.finish(adopting))
         scene.assert_settled(jobs=1, imports=1)
 
+    @deferred_first
     def test_sshd_gone_while_sbatch_runs_the_job_is_found_by_name(
         self, make_scene: MakeScene, box: Box, mode: str
     ) -> None:
@@ -118,6 +124,7 @@ class TestOutage:
         scene.assert_settled(jobs=1, imports=1)
 
 
+@deferred_first
 def test_a_controller_that_took_the_job_and_did_not_answer(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, slurm_tools=["sbatch"])
     scene.flag("broken")
@@ -126,6 +133,7 @@ def test_a_controller_that_took_the_job_and_did_not_answer(make_scene: MakeScene
     scene.assert_settled(jobs=1, imports=1)
 
 
+@deferred_first
 def test_a_worker_whose_clock_is_wrong(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, slurm_tools=["sacct"], clock_shift=6 * 3600)
     scene.hold()

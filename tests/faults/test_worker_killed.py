@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.box import Box
 from tests.cluster.polling import wait_until
-from tests.faults.conftest import MakeScene
+from tests.faults.conftest import MakeScene, blocking_first
 from tests.faults.scene import Scene
 
 POINTS = [
@@ -41,6 +41,7 @@ def test_killed_while_waiting_the_retry_adopts(scene: Scene) -> None:
     scene.assert_settled(jobs=1, imports=1)
 
 
+@blocking_first
 def test_killed_in_sbatch_after_it_submitted_the_retry_adopts(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, slurm_tools=["sbatch"])
     scene.flag("hang_after")
@@ -56,6 +57,7 @@ def test_killed_in_sbatch_after_it_submitted_the_retry_adopts(make_scene: MakeSc
     scene.assert_settled(jobs=1, imports=1)
 
 
+@blocking_first
 def test_killed_in_sbatch_before_it_submitted_the_late_job_does_nothing(
     make_scene: MakeScene, box: Box, mode: str
 ) -> None:
@@ -79,6 +81,7 @@ def test_killed_in_sbatch_before_it_submitted_the_late_job_does_nothing(
     scene.assert_settled(jobs=2, imports=1)
 
 
+@blocking_first
 def test_clearing_starts_a_new_attempt(scene: Scene) -> None:
     first = scene.assert_published(scene.run())
     scene.clear()
@@ -88,6 +91,7 @@ def test_clearing_starts_a_new_attempt(scene: Scene) -> None:
     scene.assert_settled(jobs=2, imports=2)
 
 
+@blocking_first
 def test_a_request_that_renders_differently_on_the_retry_makes_no_second_live_job(scene: Scene) -> None:
     scene.hold()
     waiting = scene.begin()
