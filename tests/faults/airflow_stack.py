@@ -126,15 +126,23 @@ class AirflowStack:
         process.wait()
 
     @contextlib.contextmanager
-    def frozen(self, name: str) -> Iterator[None]:
-        """Let a component and its processes stand still (SIGSTOP), as on a host that is overloaded."""
-        process = self._parts[name]
-        everything = [process.pid, *procfs.descendants_of(process.pid)]
-        space.kill(everything, signal.SIGSTOP)
+    def frozen_triggers(self) -> Iterator[None]:
+        """Let the process that runs the triggers stand still (SIGSTOP); it holds no lock of the database."""
+        runners = procfs.descendants_of(self._parts["triggerer"].pid)
+        space.kill(runners, signal.SIGSTOP)
         try:
             yield
         finally:
-            space.kill(everything, signal.SIGCONT)
+            space.kill(runners, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self, dag_id: str) -> Iterator[None]:
+        """No task of the DAG is started meanwhile."""
+        self.call("PATCH", f"dags/{dag_id}", {"is_paused": True})
+        try:
+            yield
+        finally:
+            self.call("PATCH", f"dags/{dag_id}", {"is_paused": False})
 
     def healthy(self) -> bool:
         """Whether all parts answer and all DAGs are known."""

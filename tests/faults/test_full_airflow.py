@@ -19,6 +19,8 @@ from tests.faults.conftest import MakeScene
 from tests.faults.scene import Scene
 from tests.faults.steps import DEPLOYMENT
 
+pytestmark = pytest.mark.slow  # a whole Airflow takes minutes to come up
+
 TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
 """Whether this Airflow tells a trigger that a user ended its task: from 3.3 on."""
 
@@ -94,10 +96,10 @@ def test_a_deferred_task_that_is_marked_cancels_its_job(begin: Begin, state: str
 def test_a_deferred_task_that_is_cleared(begin: Begin, stack: AirflowStack) -> None:
     """Airflow 3.3 tells the trigger: one scancel, a new job. Before, nobody is told: the new try adopts the job.
 
-    The scheduler stands still meanwhile, so that the trigger comes first.
+    The DAG is paused meanwhile, so that the trigger comes first.
     """
     scene, run = begin("deferred")
-    with stack.frozen("scheduler"):
+    with stack.paused("deferred"):
         run.clear()
         if TELLS_KILLS:
             assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
@@ -115,7 +117,7 @@ def test_a_deferred_task_that_is_cleared(begin: Begin, stack: AirflowStack) -> N
 def test_a_cleared_task_whose_new_try_comes_before_the_kill_keeps_its_job(begin: Begin, stack: AirflowStack) -> None:
     """The triggerer stands still while the new try adopts the job; told of the clear later, it leaves it alone."""
     scene, run = begin("deferred")
-    with stack.frozen("triggerer"):
+    with stack.frozen_triggers():
         run.clear()
         assert run.reaches("deferred", tries=2), (run.instance, run.log())
     published(scene, run, jobs=1, imports=1)

@@ -38,6 +38,7 @@ def test_scancel_from_outside(scene: Scene) -> None:
     scene.assert_settled(jobs=2, imports=2)
 
 
+@blocking_first
 def test_scontrol_requeue_starts_the_same_job_over(scene: Scene) -> None:
     waiting, job = begun(scene)
     scene.box.as_root(["scontrol", "update", f"JobId={job}", "Requeue=1"], check=True)

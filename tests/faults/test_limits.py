@@ -54,6 +54,7 @@ def test_pending_timeout(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene.assert_settled(jobs=1, imports=0)
 
 
+@deferred_first
 def test_run_timeout(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene = make_scene(box, mode, run_timeout=3)
     scene.hold()

@@ -20,6 +20,8 @@ from tests.cluster.secret_hunt import Hunt
 from tests.faults.airflow_stack import CHECKOUT, AirflowStack
 from tests.faults.steps import DEPLOYMENT
 
+pytestmark = pytest.mark.slow  # a whole Airflow takes minutes to come up
+
 DAG_ID = "on_new_tag"
 REPOSITORY, TAG = "watched/tool", "latest"
 
