@@ -8,6 +8,7 @@ VENV := .venv
 VENV_LOWEST := .venv-lowest
 UV := $(VENV)/bin/uv
 PYTEST := $(VENV)/bin/python -m pytest
+FAST_FAULTS := $(addprefix tests/faults/,test_publish_crash.py test_job_killed.py test_worker_killed.py)
 SHELL_FILES := $(wildcard airflow_slurm_images/cluster/*.sh)
 
 .PHONY: help demo test test-all test-unit test-airflow test-lowest test-cluster test-faults lint system clean
@@ -22,7 +23,7 @@ test: system lint test-unit test-airflow test-lowest test-cluster test-faults ##
 
 test-all: test ## what takes longer, after all of `make test`
 	$(PYTEST) -m slow tests/unit tests/cluster
-	$(PYTEST) -m slow tests/faults
+	$(PYTEST) tests/faults
 
 test-unit: $(VENV)/.ready ## pure code and shell files, without a cluster (under a minute)
 	$(PYTEST) tests/unit -m "not slow" --numprocesses 2 --ignore tests/unit/shell/registry
@@ -36,8 +37,8 @@ test-lowest: system $(VENV_LOWEST)/.ready ## the same on the oldest Airflow
 test-cluster: system $(VENV)/.ready ## a real Slurm, sshd and registry; Enroot or its stand-in
 	$(PYTEST) tests/unit/shell/registry tests/enroot_contract tests/cluster -m "not slow"
 
-test-faults: system $(VENV)/.ready ## kill things at the worst moment, on the same cluster
-	$(PYTEST) tests/faults -m "not slow"
+test-faults: system $(VENV)/.ready ## kill publisher, job and worker at the worst moment; test-all has every fault
+	$(PYTEST) $(FAST_FAULTS) -m "not slow"
 
 lint: $(VENV)/.ready ## ruff, mypy, shellcheck
 	$(VENV)/bin/ruff format --check .
