@@ -176,6 +176,8 @@ async def cancel(handle: JobHandle, generation: int | None = None) -> None:
 
 
 async def _hook(handle: JobHandle, **options: Any) -> SlurmHook:
-    connection = await BaseHook.aget_connection(handle.slurm_conn_id)
+    # Shielded: a trigger cancelled in the middle of an exchange leaves its answer in the triggerer's channel, where the
+    # next one to ask would read it; Airflow 3.1 then runs no trigger any more.
+    connection = await asyncio.shield(BaseHook.aget_connection(handle.slurm_conn_id))
     profile = {**handle.profile, "workspace_root": handle.workspace}
     return SlurmHook(handle.slurm_conn_id, profile, connection=connection, **options)
