@@ -147,10 +147,11 @@ asi::bounded() {
     cat > /dev/null
 }
 
+# asi::stop_child - no wait after it: where the signal that ended the shell's own wait came together with the child's
+# death, bash has forgotten that death and would wait for ever (for the guard).
 asi::stop_child() {
     if [[ -n "${ASI_CHILD}" ]]; then
         asi::kill_tree "${ASI_CHILD}" || true
-        wait "${ASI_CHILD}" 2> /dev/null || true
         ASI_CHILD=''
     fi
 }

@@ -82,7 +82,7 @@ def test_a_killed_task_process_is_retried_and_the_retry_adopts(begin: Begin) -> 
     published(scene, run, jobs=1, imports=1)
 
 
-@pytest.mark.parametrize("state", ["failed", pytest.param("success", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("state", ["failed", "success"])
 def test_a_deferred_task_that_is_marked_cancels_its_job(begin: Begin, state: str) -> None:
     scene, run = begin("deferred")
     run.mark(state)
@@ -113,7 +113,6 @@ def test_a_deferred_task_that_is_cleared(begin: Begin, stack: AirflowStack) -> N
     assert [job.state for job in scene.jobs()] == (["CANCELLED", "COMPLETED"] if TELLS_KILLS else ["COMPLETED"])
 
 
-@pytest.mark.slow
 def test_a_cleared_task_whose_new_try_comes_before_the_kill_keeps_its_job(begin: Begin, stack: AirflowStack) -> None:
     """The triggerer stands still while the new try adopts the job; told of the clear later, it leaves it alone."""
     scene, run = begin("deferred")
@@ -124,7 +123,6 @@ def test_a_cleared_task_whose_new_try_comes_before_the_kill_keeps_its_job(begin:
     assert scene.calls("scancel") == []
 
 
-@pytest.mark.slow
 def test_a_running_task_that_is_marked_failed_cancels_its_job(begin: Begin) -> None:
     scene, run = begin("blocking")
     run.mark("failed")
@@ -132,7 +130,6 @@ def test_a_running_task_that_is_marked_failed_cancels_its_job(begin: Begin) -> N
     scene.assert_settled(jobs=1, imports=1)
 
 
-@pytest.mark.slow
 def test_a_running_task_that_is_cleared_ends_with_a_new_job(begin: Begin) -> None:
     scene, run = begin("blocking")
     run.clear()
@@ -141,7 +138,6 @@ def test_a_running_task_that_is_cleared_ends_with_a_new_job(begin: Begin) -> Non
     assert [job.state for job in scene.jobs()] == ["CANCELLED", "COMPLETED"]
 
 
-@pytest.mark.slow
 def test_sigterm_of_the_task_process_cancels_and_the_retry_submits_anew(begin: Begin) -> None:
     scene, run = begin("blocking")
     run.signal(signal.SIGTERM)
@@ -149,7 +145,6 @@ def test_sigterm_of_the_task_process_cancels_and_the_retry_submits_anew(begin: B
     published(scene, run, jobs=2, imports=2)
 
 
-@pytest.mark.slow
 def test_with_cancel_on_kill_off_a_marked_task_leaves_its_job(begin: Begin) -> None:
     for dag_id in ("blocking_kept", "deferred_kept"):
         scene, run = begin(dag_id)
@@ -161,7 +156,6 @@ def test_with_cancel_on_kill_off_a_marked_task_leaves_its_job(begin: Begin) -> N
         scene.assert_settled(jobs=1, imports=1)
 
 
-@pytest.mark.slow
 def test_execution_timeout_of_a_deferred_task_cancels_and_the_retry_submits_anew(begin: Begin) -> None:
     scene, run = begin("deferred_timeout")
     assert scene.importing(jobs=2, timeout=120), (scene.jobs(), run.log())
@@ -173,7 +167,6 @@ def test_execution_timeout_of_a_deferred_task_cancels_and_the_retry_submits_anew
     scene.assert_settled(jobs=len(states), imports=len(states))
 
 
-@pytest.mark.slow
 def test_a_sensor_that_is_marked_or_cleared_cancels_nothing(begin: Begin) -> None:
     scene, run = begin("sensor")
     run.clear()
