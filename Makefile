@@ -11,7 +11,7 @@ PYTEST := $(VENV)/bin/python -m pytest
 FAST_FAULTS := $(addprefix tests/faults/,test_publish_crash.py test_job_killed.py test_worker_killed.py)
 SHELL_FILES := $(wildcard airflow_slurm_images/cluster/*.sh)
 
-.PHONY: help demo test test-all test-unit test-airflow test-lowest test-cluster test-faults lint system clean
+.PHONY: help demo test test-all test-unit test-shell test-airflow test-lowest test-cluster test-faults lint system clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -19,14 +19,17 @@ help: ## list the targets
 demo: system $(VENV)/.ready ## import and inspect a real image on a local Slurm cluster, through Airflow
 	@$(VENV)/bin/python -m tests.cluster.demo
 
-test: system lint test-unit test-airflow test-lowest test-cluster test-faults ## all suites (at most 20 minutes on two cores)
+test: system lint test-unit test-shell test-airflow test-lowest test-cluster test-faults ## all suites (at most 20 minutes on two cores)
 
 test-all: test ## what takes longer, after all of `make test`
-	$(PYTEST) -m slow tests/unit tests/cluster
+	$(PYTEST) -m slow tests/unit tests/shell tests/cluster
 	$(PYTEST) tests/faults
 
-test-unit: $(VENV)/.ready ## pure code and shell files, without a cluster (under a minute)
-	$(PYTEST) tests/unit -m "not slow" --numprocesses 2 --ignore tests/unit/shell/registry
+test-unit: $(VENV)/.ready ## pure code (under a minute)
+	$(PYTEST) tests/unit -m "not slow" --numprocesses 2
+
+test-shell: system $(VENV)/.ready ## the cluster's shell files, run without a cluster
+	$(PYTEST) tests/shell -m "not slow" --numprocesses 2
 
 test-airflow: system $(VENV)/.ready ## operators, sensor, triggers and example DAGs on the newest Airflow
 	$(PYTEST) tests/airflow -m "not slow"
@@ -35,7 +38,7 @@ test-lowest: system $(VENV_LOWEST)/.ready ## the same on the oldest Airflow
 	$(VENV_LOWEST)/bin/python -m pytest tests/airflow -m "not slow"
 
 test-cluster: system $(VENV)/.ready ## a real Slurm, sshd and registry; Enroot or its stand-in
-	$(PYTEST) tests/unit/shell/registry tests/enroot_contract tests/cluster -m "not slow"
+	$(PYTEST) tests/enroot_contract tests/cluster -m "not slow"
 
 test-faults: system $(VENV)/.ready ## kill publisher, job and worker at the worst moment; test-all has every fault
 	$(PYTEST) $(FAST_FAULTS) -m "not slow"

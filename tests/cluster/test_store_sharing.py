@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.users import GROUP, OTHER_USER, USER, ensure_users
-from tests.unit.workspace import Workspace
+from tests.shell.workspace import Workspace
 
 NOW = {"ASI_KEEP_LAST": "1", "ASI_GRACE_SECONDS": "0", "ASI_TRASH_SECONDS": "0"}
 

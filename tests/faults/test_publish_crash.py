@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core.remote import RemoteResult, parse
-from tests.unit.workspace import PRUNE, Workspace
+from tests.shell.workspace import PRUNE, Workspace
 
 STEPPER = (Path(__file__).parent / "stepper.sh").read_bytes()
 Scenario = Callable[[Path], tuple[Workspace, str, dict[str, str], bytes]]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core.errors import ConflictError, InvalidRequestError, SlurmImagesError
-from tests.unit.fake_slurm.login import CREDENTIALS, RUN_KEY, LocalCluster, import_request, secrets_in
+from tests.shell.fake_slurm.login import CREDENTIALS, RUN_KEY, LocalCluster, import_request, secrets_in
 
 
 def refusal(cluster: LocalCluster) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core import remote
-from tests.unit.workspace import DIGEST, MARK, Workspace
+from tests.shell.workspace import DIGEST, MARK, Workspace
 
 OTHER = "sha256:" + "e" * 64
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from airflow_slurm_images.core import failures
-from tests.unit.fake_slurm.images import HOSTILE, image
-from tests.unit.fake_slurm.login import LocalCluster, Outcome, import_request, inspect_request
+from tests.shell.fake_slurm.images import HOSTILE, image
+from tests.shell.fake_slurm.login import LocalCluster, Outcome, import_request, inspect_request
 
 
 def failed(cluster: LocalCluster, done: Outcome, reason: str) -> str:

@@ -13,8 +13,8 @@ import pytest
 from airflow_slurm_images.core import failures
 from tests.cluster.http_servers import RecordingServer, Reply, Request
 from tests.cluster.misbehaving_registry import REPOSITORY, document
-from tests.unit.fake_slurm.login import LocalCluster, Outcome, import_request
-from tests.unit.fake_slurm.registry import LAYERS, Registry, imported, refused, run
+from tests.shell.fake_slurm.login import LocalCluster, Outcome, import_request
+from tests.shell.fake_slurm.registry import LAYERS, Registry, imported, refused, run
 
 PASSWORD = "not-to-be-seen-anywhere"
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_slurm_images.core.observation import Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
-from tests.unit.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
 
 LOGIN = b"machine reg.example login robot password secret\n"
 MINUTES = 600

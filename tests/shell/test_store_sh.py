@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workspace import CLUSTER, Workspace
+from tests.shell.workspace import CLUSTER, Workspace
 
 HARNESS = Path(__file__).with_name("store_harness.sh")
 

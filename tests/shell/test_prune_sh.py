@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core import remote
-from tests.unit.workspace import PRUNE, Workspace
+from tests.shell.workspace import PRUNE, Workspace
 
 DAY = 86400
 NOW = {"ASI_GRACE_SECONDS": "0", "ASI_TRASH_SECONDS": "0"}

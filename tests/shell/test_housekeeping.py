@@ -17,7 +17,7 @@ from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.hooks.slurm import SlurmHook
 from airflow_slurm_images.operators import housekeeping
 from airflow_slurm_images.operators.housekeeping import ImagePruneOperator, ImageVerifyOperator
-from tests.unit.workspace import Workspace
+from tests.shell.workspace import Workspace
 
 
 class LocalHook(SlurmHook):

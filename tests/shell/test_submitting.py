@@ -12,7 +12,7 @@ from airflow_slurm_images.core.errors import InvalidRequestError, SubmissionRefu
 from airflow_slurm_images.core.remote import TruncatedAnswerError
 from airflow_slurm_images.core.slurm import SubmittedJob
 from airflow_slurm_images.hooks import ssh_exchange
-from tests.unit.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 

@@ -21,7 +21,7 @@ from airflow_slurm_images.core.errors import (
 from airflow_slurm_images.core.records import ImageRecord, JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
 from airflow_slurm_images.lifecycle import Lifecycle, Work
-from tests.unit.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 LOG = logging.getLogger("tests.story")

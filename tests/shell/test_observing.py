@@ -14,7 +14,7 @@ from airflow_slurm_images.core import remote
 from airflow_slurm_images.core.evidence import CompletionForeign, CompletionFound, CompletionInvalid
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
-from tests.unit.fake_slurm.login import LocalCluster, import_request
+from tests.shell.fake_slurm.login import LocalCluster, import_request
 
 CONTROLLER_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_slurm.login import LocalCluster, client_facts, plain_image
-from tests.unit.fake_slurm.registry import IMPORT, Registry
+from tests.shell.fake_slurm.login import LocalCluster, client_facts, plain_image
+from tests.shell.fake_slurm.registry import IMPORT, Registry
 
 
 @pytest.fixture

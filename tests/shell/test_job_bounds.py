@@ -17,7 +17,7 @@ import pytest
 from airflow_slurm_images.core import job_script
 from airflow_slurm_images.core.errors import IntegrityError
 from airflow_slurm_images.core.plan import PACKAGE_FILES
-from tests.unit.fake_slurm.login import CREDENTIALS, LocalCluster, Outcome, import_request, secrets_in
+from tests.shell.fake_slurm.login import CREDENTIALS, LocalCluster, Outcome, import_request, secrets_in
 
 STAGED = (*PACKAGE_FILES, "plan.json", "package.sha256", "staged.sha256", "job.sbatch")
 TAMPERED, SUPERSEDED = 71, 72

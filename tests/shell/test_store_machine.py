@@ -16,12 +16,20 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from airflow_slurm_images.core.remote import TruncatedAnswerError, parse
-from tests.unit.workspace import PRUNE, Workspace
+from tests.shell.workspace import PRUNE, Workspace
 
 STEPPER = (Path(__file__).parents[1] / "faults/stepper.sh").read_bytes()
 NAMES = st.sampled_from(["a", "b"])
@@ -170,7 +178,19 @@ class StoreMachine(RuleBasedStateMachine):
             assert file == self.ws.add(file.read_text())
 
 
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
-    max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+def _run(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        StoreMachine,
+        settings=settings(
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+def test_random_interleavings_keep_the_promises() -> None:
+    _run(examples=8, steps=15)
+
+
+@pytest.mark.slow
+def test_many_long_random_interleavings_keep_the_promises() -> None:
+    _run(examples=60, steps=40)

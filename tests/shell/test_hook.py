@@ -15,9 +15,8 @@ from airflow.sdk.execution_time import task_runner
 from airflow_slurm_images.core.errors import InvalidRequestError
 from airflow_slurm_images.core.observation import Watch
 from airflow_slurm_images.hooks.slurm import SlurmHook
-
-from . import records
-from .fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from tests.unit import records
 
 
 def connection(extra: str | None) -> Connection:

@@ -10,8 +10,8 @@ import pytest
 from airflow_slurm_images.core import failures
 from tests.cluster.http_servers import Reply
 from tests.cluster.misbehaving_registry import REPOSITORY, BadReply, errors
-from tests.unit.fake_slurm.login import LocalCluster
-from tests.unit.fake_slurm.registry import Registry, refused, run
+from tests.shell.fake_slurm.login import LocalCluster
+from tests.shell.fake_slurm.registry import Registry, refused, run
 
 
 @pytest.mark.parametrize(

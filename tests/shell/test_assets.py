@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import DAG, BaseOperator
 
 from airflow_slurm_images import assets
 from airflow_slurm_images.core.records import ImageRecord
-from tests.unit.workspace import DIGEST, Workspace
+from tests.shell.workspace import DIGEST, Workspace
 
 
 @pytest.fixture

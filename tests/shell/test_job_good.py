@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_slurm.images import image
-from tests.unit.fake_slurm.login import LocalCluster, Outcome, import_request, inspect_request
+from tests.shell.fake_slurm.images import image
+from tests.shell.fake_slurm.login import LocalCluster, Outcome, import_request, inspect_request
 
 LAYER = "b" * 64
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -13,7 +13,7 @@ from airflow_slurm_images.core.catalog import Catalog, Reusable
 from airflow_slurm_images.core.housekeeping import PruneReport, PruneRules
 from airflow_slurm_images.core.records import CompletedFile, ImageRecord
 from airflow_slurm_images.core.remote import RemoteResult
-from tests.unit.workspace import DIGEST, Workspace
+from tests.shell.workspace import DIGEST, Workspace
 
 OTHER = "sha256:" + "e" * 64
 WANTED: dict[str, Any] = {
