@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # One look at all waiting jobs of one cluster: their completion records, phases and new output, one squeue for
 # all, and accounting only for those that neither record nor queue explains.
-# Standard input: one line a job, `INDEX JOB_ID JOB_NAME ATTEMPT_DIRECTORY STREAM OFFSET BYTES`.
-# OFFSET `kept` goes on where STREAM was left: a restarted triggerer knows nothing, the run directory does.
+# Standard input: one line a job, `INDEX JOB_ID JOB_NAME ATTEMPT_DIRECTORY STREAM OFFSET BYTES KEEP`.
+# OFFSET `kept` goes on where STREAM was left: a restarted triggerer knows nothing, the run directory does. KEEP is what
+# to keep there from now on.
 
 readonly ASI_CONTROL_SECONDS=20 # for all questions to the controller about single jobs in one look
 readonly ASI_CONTROL_JOBS=20
@@ -12,8 +13,8 @@ ASI_NAMES=()
 ASI_OPEN=()
 
 asi::look() {
-    local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7"
-    local offset="$6"
+    local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7" keep="$8"
+    local offset="$6" old=''
     if [[ ! -d "${directory}" || -L "${directory}" ]]; then
         asi::put_text "${index}.missing" "${directory}"
     fi
@@ -24,8 +25,13 @@ asi::look() {
         if [[ -f "${kept}" && ! -L "${kept}" ]]; then
             read -r offset < "${kept}"
         fi
-    elif ((offset > 0)); then
-        printf '%s\n' "${offset}" > "${kept}.new" && mv -f -- "${kept}.new" "${kept}"
+    elif ((keep > 0)); then
+        if [[ -f "${kept}" && ! -L "${kept}" ]]; then
+            read -r old < "${kept}"
+        fi
+        if [[ "${old}" != "${keep}" ]]; then
+            printf '%s\n' "${keep}" > "${kept}.new" && mv -f -- "${kept}.new" "${kept}"
+        fi
     fi
     [[ "${offset}" =~ ^(0|[1-9][0-9]{0,17})$ ]] || offset=0
     if [[ "${offset}" != "$6" ]]; then # a process or more for each of many jobs is what makes a look expensive
@@ -67,7 +73,7 @@ asi::main() {
     asi::begin
     while IFS= read -r line; do
         read -r -a word <<< "${line}"
-        if ((${#word[@]} != 7)); then
+        if ((${#word[@]} != 8)); then
             continue
         fi
         ASI_IDS+=("${word[1]}")

@@ -57,6 +57,17 @@ class LineStream:
         self._skipping = False
         self.full = False
 
+    @property
+    def shown(self) -> int:
+        """Where to go on after a restart: bytes up to, without, the line end of the last line that was shown."""
+        return self._taken if self._skipping or self.full else max(0, self._taken - len(self._rest) - 1)
+
+    def go_on(self, shown: int) -> None:
+        """Go on where another stream was at ``shown``; what is left of the line there is not shown."""
+        self._taken = shown
+        self._skipping = shown > 0
+        self.full = shown > self._limit
+
     def feed(self, chunk: bytes, *, last: bool = False) -> list[str]:
         """Whole lines so far; with ``last`` also an unfinished one."""
         if self.full:

@@ -31,7 +31,10 @@ from airflow_slurm_images.core.slurm import (
 
 @dataclass(frozen=True)
 class Watch:
-    """One job to look at. ``log_offset`` None: go on where the stream of ``stream`` was kept on the cluster."""
+    """One job to look at. ``log_offset`` None: go on where the stream of ``stream`` was kept on the cluster.
+
+    ``log_kept`` is what to keep there now: up to where the output is in the log, line by line.
+    """
 
     job_id: int
     job_name: str
@@ -41,6 +44,7 @@ class Watch:
     stream: str
     log_offset: int | None
     log_bytes: int
+    log_kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def payload(watches: Sequence[Watch]) -> bytes:
     """Standard input of ``observe.sh``: one line a job."""
     lines = [
         f"{index} {watch.job_id} {watch.job_name} {watch.directory} {watch.stream} "
-        f"{'kept' if watch.log_offset is None else watch.log_offset} {watch.log_bytes}\n"
+        f"{'kept' if watch.log_offset is None else watch.log_offset} {watch.log_bytes} {watch.log_kept}\n"
         for index, watch in enumerate(watches)
     ]
     return "".join(lines).encode()

@@ -80,6 +80,7 @@ class JobWatch:
             stream=self._stream,
             log_offset=self._offset,
             log_bytes=self._asked,
+            log_kept=self._lines.shown,
         )
 
     def feed(self, observation: Observation, now: float) -> tuple[Verdict, list[Line]]:
@@ -90,6 +91,8 @@ class JobWatch:
             self._followed = observation.claimed_by or self._followed
         observation = self._without_former_run(observation)
         self.record = observation.record or self.record
+        if self._offset is None and observation.log_offset:
+            self._lines.go_on(observation.log_offset)
         self._offset = observation.log_offset + len(observation.log)
         key = JobKey(self._followed, self.handle.job_name)
         before = self._memory

@@ -11,18 +11,21 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core import remote
-from airflow_slurm_images.core.evidence import CompletionForeign, CompletionFound, CompletionInvalid
+from airflow_slurm_images.core.evidence import CompletionForeign, CompletionFound, CompletionInvalid, Limits
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
+from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.core.watch import JobWatch
 from tests.shell.fake_slurm.login import LocalCluster, import_request
 
 CONTROLLER_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
 def watch_of(
-    plan: LifecyclePlan, job_id: int, offset: int | None = 0, size: int = 65536, stream: str = "try1"
+    plan: LifecyclePlan, job_id: int, offset: int | None = 0, size: int = 65536, stream: str = "try1", kept: int = 0
 ) -> Watch:
-    return Watch(job_id, plan.job_name, plan.token, plan.attempt_directory, "2024-05-01T10:00:00", stream, offset, size)
+    since = "2024-05-01T10:00:00"
+    return Watch(job_id, plan.job_name, plan.token, plan.attempt_directory, since, stream, offset, size, kept)
 
 
 def look(cluster: LocalCluster, plan: LifecyclePlan, job_id: int, **values: object) -> Observation:
@@ -181,9 +184,37 @@ def test_a_restarted_watcher_goes_on_where_its_stream_was_kept(cluster: LocalClu
     plan, job_id = cluster.place(import_request())
     Path(plan.attempt_directory, "slurm.out").write_bytes(b"0123456789")
     assert look(cluster, plan, job_id, offset=None).log_offset == 0
-    look(cluster, plan, job_id, offset=4)
+    look(cluster, plan, job_id, offset=6, kept=4)
     assert look(cluster, plan, job_id, offset=None).log == b"456789"
     assert look(cluster, plan, job_id, offset=None, stream="try2").log == b"0123456789"
+
+
+def test_watchers_that_restart_at_every_look_show_each_line_once_and_whole(cluster: LocalCluster) -> None:
+    """As a sensor in reschedule mode: a new process for each look, which keeps its place with a second one."""
+    plan, job_id = cluster.place(import_request())
+    cluster.slurm.change(job_id, state="RUNNING")
+    handle = JobHandle(
+        slurm_conn_id="c",
+        job_id=job_id,
+        cluster=None,
+        job_name=plan.job_name,
+        run_key=plan.run_key,
+        attempt=plan.attempt,
+        token=plan.token,
+        workspace=plan.workspace,
+        run_directory=plan.attempt_directory,
+        submitted_at="2024-05-01T10:00:00",
+    )
+    shown = []
+    for text in ("one\ntw", "o\nthree", "", " and a half\n", "four\n"):
+        with Path(plan.attempt_directory, "slurm.out").open("a") as output:
+            output.write(text)
+        watch = JobWatch(handle, Limits(), 0.0, stream="try1", resume=True)
+        (seen,) = cluster.hook.observe([watch.request()])
+        _, lines = watch.feed(seen, 0.0)
+        cluster.hook.observe([watch.request(0)])
+        shown += [line.text for line in lines if not line.text.startswith("job ")]
+    assert shown == ["one", "two", "three and a half", "four"]
 
 
 def test_a_kept_offset_that_makes_no_sense_starts_over(cluster: LocalCluster, tmp_path: Path) -> None:

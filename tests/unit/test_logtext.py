@@ -135,6 +135,59 @@ def test_a_secret_in_a_line_of_any_length_is_masked() -> None:
     assert all(SECRET[-6:] not in line for line in lines)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.lists(st.text(alphabet="abc é\r", max_size=30) | st.just("z" * (LONGEST_LINE + 9)), max_size=12),
+    cuts=st.lists(st.integers(1, 4000), max_size=30),
+    restarts=st.sets(st.integers(0, 30)),
+)
+def test_restarts_repeat_no_line_lose_none_and_show_no_half(
+    text: list[str], cuts: list[int], restarts: set[int]
+) -> None:
+    data = "".join(f"{number} {line}\n" for number, line in enumerate(text)).encode()
+    stream, lines, at = LineStream(10**6), [], 0
+    for number, cut in enumerate(cuts):
+        if number in restarts:
+            stream, at = _restarted(stream, 10**6)
+        lines += stream.feed(data[at : at + cut])
+        at += len(data[at : at + cut])
+    stream, at = _restarted(stream, 10**6)
+    lines += stream.feed(data[at:], last=True)
+    assert lines == LineStream(10**6).feed(data, last=True) or any(len(line) > LONGEST_LINE for line in text)
+    assert [line.split()[0] for line in lines if line[0].isdigit()] == [str(number) for number in range(len(text))]
+
+
+def _restarted(stream: LineStream, limit: int) -> tuple[LineStream, int]:
+    again = LineStream(limit)
+    again.go_on(stream.shown)
+    return again, stream.shown
+
+
+def test_a_secret_whose_line_a_restart_cuts_is_masked() -> None:
+    data = (
+        b"first\nAuthorization: Bearer " + SECRET.encode() + b"\n" + b"x" * LONGEST_LINE + b" token=" + SECRET.encode()
+    )
+    data += b"\nlast\n"
+    for cut in range(len(data)):
+        before = LineStream(100_000)
+        lines = before.feed(data[:cut])
+        after, at = _restarted(before, 100_000)
+        lines += after.feed(data[at:])
+        assert all(SECRET[-6:] not in line for line in lines)
+        assert (lines[0], lines[-1]) == ("first", "last")
+
+
+def test_restarts_do_not_raise_the_limit_nor_repeat_its_note() -> None:
+    before = LineStream(20)
+    shown = before.feed(b"0123456789\n")
+    after, at = _restarted(before, 20)
+    shown += after.feed(b"0123456789\nabcdefghijk\n"[at:])
+    assert len(shown) == 3 and "longer than 20 bytes" in shown[2]
+    again, _ = _restarted(after, 20)
+    assert again.full
+    assert again.feed(b"anything\n", last=True) == []
+
+
 def test_after_the_limit_there_is_one_note_and_then_silence() -> None:
     stream = LineStream(20)
     assert stream.feed(b"0123456789\n") == ["0123456789"]

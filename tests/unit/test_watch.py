@@ -151,6 +151,27 @@ def test_a_resumed_watch_asks_for_the_kept_offset() -> None:
     assert job.request().log_offset == 103
 
 
+def test_what_is_kept_is_the_end_of_the_last_line_shown() -> None:
+    job = watch()
+    assert job.request().log_kept == 0
+    job.feed(seen(row(), log=b"one\ntwo\nthr"), 0.0)
+    assert (job.request().log_offset, job.request().log_kept) == (11, 7)
+    again = watch(resume=True)
+    again.request()
+    again.feed_failure("no route", 0.0)
+    _, lines = again.feed(seen(row(), log=b"\nthree\nfou", log_offset=7), 1.0)
+    assert texts(lines) == ["job 481 is RUNNING on n1", "three", "The cluster answers again"]
+    assert (again.request().log_offset, again.request().log_kept) == (17, 13)
+
+
+def test_a_restart_does_not_raise_the_limit() -> None:
+    job = watch(resume=True)
+    job.request()
+    _, lines = job.feed(seen(row(), log=b"\n" + b"y\n" * 10, log_offset=STREAM_LIMIT - 10), 0.0)
+    assert "longer than" in texts(lines)[-1]
+    assert job.request().log_bytes == 0
+
+
 def test_a_stream_name_cannot_leave_its_directory() -> None:
     job = JobWatch(records.handle(), Limits(), 0.0, stream="../../x y", resume=True)
     assert "/" not in job.request().stream
