@@ -13,6 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_slurm_images.core.decide import Limits, Verdict
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.lifecycle import Finished, Lifecycle
+from airflow_slurm_images.triggers.channel import whole
 from airflow_slurm_images.triggers.observer import SharedObserver, cancel
 
 _TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
@@ -134,19 +135,21 @@ class SlurmJobTrigger(BaseTrigger):
         ask = sync_to_async(RuntimeTaskInstance.get_task_states)
         try:
             states = await asyncio.wait_for(
-                ask(
-                    dag_id=instance.dag_id,
-                    task_ids=[instance.task_id],
-                    run_ids=[instance.run_id],
-                    map_index=instance.map_index,
+                whole(
+                    ask(
+                        dag_id=instance.dag_id,
+                        task_ids=[instance.task_id],
+                        run_ids=[instance.run_id],
+                        map_index=instance.map_index,
+                    )
                 ),
                 _STATE_SECONDS,
             )
+            key = instance.task_id if instance.map_index < 0 else f"{instance.task_id}_{instance.map_index}"
+            return str(states.get(instance.run_id, {}).get(key))
         except Exception as err:  # shutting down, or an answer of another kind: in doubt the job goes on
-            self.log.warning("The state of the task is not known (%s); its job goes on", err)
+            self.log.warning("The state of the task is not known (%r); its job goes on", err)
             return None
-        key = instance.task_id if instance.map_index < 0 else f"{instance.task_id}_{instance.map_index}"
-        return str(states.get(instance.run_id, {}).get(key))
 
     async def on_kill(self) -> None:
         """Cancel the job: Airflow 3.3 calls this when the user clears or marks the deferred task."""

@@ -27,6 +27,7 @@ from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.core.watch import JobWatch, Line
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
+from airflow_slurm_images.triggers.channel import whole
 
 Outcome = tuple[Verdict, CompletionRecord | None, int]
 
@@ -176,8 +177,6 @@ async def cancel(handle: JobHandle, generation: int | None = None) -> None:
 
 
 async def _hook(handle: JobHandle, **options: Any) -> SlurmHook:
-    # Shielded: a trigger cancelled in the middle of an exchange leaves its answer in the triggerer's channel, where the
-    # next one to ask would read it; Airflow 3.1 then runs no trigger any more.
-    connection = await asyncio.shield(BaseHook.aget_connection(handle.slurm_conn_id))
+    connection = await whole(BaseHook.aget_connection(handle.slurm_conn_id))
     profile = {**handle.profile, "workspace_root": handle.workspace}
     return SlurmHook(handle.slurm_conn_id, profile, connection=connection, **options)

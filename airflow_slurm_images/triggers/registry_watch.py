@@ -29,6 +29,7 @@ from airflow_slurm_images.core.reference import TagReference
 from airflow_slurm_images.hooks._oci_client import OciClient
 from airflow_slurm_images.hooks._oci_http import Limits, Transport
 from airflow_slurm_images.hooks.registry import endpoint_of, serving
+from airflow_slurm_images.triggers.channel import whole
 
 _T = TypeVar("_T")
 
@@ -93,7 +94,7 @@ class SharedRegistry:
 
     async def _get(self, ref: TagReference) -> OciClient:
         if self._client is None:
-            connection = await BaseHook.aget_connection(self._conn_id) if self._conn_id else None
+            connection = await whole(BaseHook.aget_connection(self._conn_id)) if self._conn_id else None
             endpoint = serving(endpoint_of(connection) if connection else None, ref, self._conn_id)
             if endpoint.password:
                 self._secrets.append(endpoint.password)
@@ -106,7 +107,7 @@ class SharedRegistry:
         while self._secrets:
             secret = self._secrets.pop()
             if hasattr(sdk_log, "amask_secret"):  # Airflow 3.3
-                await sdk_log.amask_secret(secret)
+                await whole(sdk_log.amask_secret(secret))
             else:
                 sdk_log.mask_secret(secret)
 
@@ -135,7 +136,7 @@ class WatchState:
         """Use ``store`` (the trigger's ``asset_state_store`` or None) if it can hold the state."""
         if store is not None:
             try:
-                await store.aget(key)
+                await whole(store.aget(key))
             except ValueError:  # several assets: it wants to be told which
                 store = None
         return cls(store, key)
@@ -143,17 +144,17 @@ class WatchState:
     async def read(self) -> dict[str, Any] | None:
         """The state of the last run, or None."""
         if self._store is not None:
-            value = await self._store.aget(self._key)
+            value = await whole(self._store.aget(self._key))
         else:
-            value = await sync_to_async(_read_variable)(self._key)
+            value = await whole(sync_to_async(_read_variable)(self._key))
         return value if isinstance(value, dict) else None
 
     async def write(self, value: dict[str, Any]) -> None:
         """Keep ``value``."""
         if self._store is not None:
-            await self._store.aset(self._key, value)
+            await whole(self._store.aset(self._key, value))
         else:
-            await sync_to_async(_write_variable)(self._key, value)
+            await whole(sync_to_async(_write_variable)(self._key, value))
 
 
 def _read_variable(key: str) -> Any:

@@ -136,13 +136,16 @@ class AirflowStack:
             space.kill(runners, signal.SIGCONT)
 
     @contextlib.contextmanager
-    def paused(self, dag_id: str) -> Iterator[None]:
-        """No task of the DAG is started meanwhile."""
-        self.call("PATCH", f"dags/{dag_id}", {"is_paused": True})
+    def no_free_slot(self) -> Iterator[None]:
+        """Tasks are scheduled and not started meanwhile."""
+        self._set_slots(0)
         try:
             yield
         finally:
-            self.call("PATCH", f"dags/{dag_id}", {"is_paused": False})
+            self._set_slots(128)
+
+    def _set_slots(self, number: int) -> None:
+        self.call("PATCH", "pools/default_pool?update_mask=slots", {"slots": number})
 
     def healthy(self) -> bool:
         """Whether all parts answer and all DAGs are known."""
