@@ -9,6 +9,7 @@ alone is not it.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,18 @@ class RegistryEndpoint:
     def account(self) -> str:
         """Who asks, for messages."""
         return f"account {self.login}" if self.login else "no login"
+
+    @property
+    def basic(self) -> str | None:
+        """Login and password as a basic login sends them; as secret as the password."""
+        if self.login is None:
+            return None
+        return base64.b64encode(f"{self.login}:{self.password}".encode()).decode("ascii")
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no log may show."""
+        return tuple(secret for secret in (self.password, self.basic) if secret)
 
     def serves(self, registry: str) -> bool:
         """Whether a reference's registry is this host; the scheme's default port may be written or not."""

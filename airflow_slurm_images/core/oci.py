@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from airflow_slurm_images.core.digest import require_sha256
 from airflow_slurm_images.core.errors import RegistryNotFoundError, RegistryResponseError
 from airflow_slurm_images.core.platform import Platform
 
@@ -40,6 +41,7 @@ _KINDS: Mapping[str, Literal["index", "image"]] = {
     OCI_MANIFEST: "image",
     DOCKER_MANIFEST: "image",
 }
+_PLATFORMS_SHOWN = 50
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
 _LAYER = re.compile(r"application/vnd\.(oci\.image\.layer\.(nondistributable\.)?v1|docker\.image\.rootfs)\.")
 _ATTESTATION = "vnd.docker.reference.type"  # BuildKit's provenance and SBOM entries in an index
@@ -75,9 +77,13 @@ class _Model(BaseModel):
 
 
 class _RawPlatform(_Model):
-    os: str = ""
-    architecture: str = ""
+    os: str | None = None
+    architecture: str | None = None
     variant: str | None = None
+
+    @property
+    def platform(self) -> Platform | None:
+        return Platform.stated(self.architecture, self.os, self.variant)
 
 
 class Descriptor(_Model):
@@ -85,17 +91,14 @@ class Descriptor(_Model):
 
     media_type: str = Field("", alias="mediaType")
     digest: str
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, lt=2**63)
     raw_platform: _RawPlatform | None = Field(None, alias="platform")
     annotations: dict[str, str] | None = None
 
     @property
     def platform(self) -> Platform | None:
         """The platform the index states; ``None`` where it states none (or ``unknown/unknown``)."""
-        stated = self.raw_platform
-        if stated is None or not stated.architecture or stated.architecture == "unknown":
-            return None
-        return Platform.of(stated.architecture, os=stated.os or "linux", variant=stated.variant)
+        return self.raw_platform.platform if self.raw_platform else None
 
 
 class ImageIndex(_Model):
@@ -155,12 +158,19 @@ def parse_manifest(content: bytes, content_type: str = "") -> ImageIndex | Image
 
 
 def choose(index: ImageIndex, wanted: Platform) -> Descriptor:
-    """The entry of the index for the wanted platform.
+    """The entry of the index for the wanted platform; it is named by a sha256 digest, whatever else an index may say.
 
     Without a wanted variant the usual one of the architecture is taken, or the only one there is. Among
     several entries of one platform the first counts, as for other clients. A lone entry without a platform is
-    returned too: its config tells. Raises RegistryNotFoundError, listing what is there.
+    returned too: its config tells. Raises RegistryNotFoundError, listing what is there, RegistryResponseError for
+    an entry with another digest or none.
     """
+    entry = _entry_for(index, wanted)
+    require_sha256(entry.digest, f"the index's image for {wanted}")
+    return entry
+
+
+def _entry_for(index: ImageIndex, wanted: Platform) -> Descriptor:
     named = [(entry.platform, entry) for entry in index.entries if not _is_attestation(entry)]
     fitting = [(platform, entry) for platform, entry in named if platform and platform.fits(wanted)]
     exact = [entry for platform, entry in fitting if platform.variant == wanted.variant]
@@ -170,7 +180,8 @@ def choose(index: ImageIndex, wanted: Platform) -> Descriptor:
         return fitting[0][1]
     if len(named) == 1 and named[0][1].raw_platform is None:
         return named[0][1]
-    there = sorted({str(platform) for platform, _ in named if platform}) or ["none that states its platform"]
+    there = sorted({str(platform) for platform, _ in named if platform})[:_PLATFORMS_SHOWN]
+    there = there or ["none that states its platform"]
     if wanted.variant is None and fitting:
         problem, remedy = f"{wanted} comes in several variants", "name the variant"
     else:
@@ -183,12 +194,12 @@ def choose(index: ImageIndex, wanted: Platform) -> Descriptor:
 def config_platform(content: bytes) -> Platform:
     """The platform an image's own config states. Raises RegistryResponseError where it states none."""
     stated = _load(_RawPlatform, content, "image config", "")
-    if not stated.architecture:
+    if stated.platform is None:
         raise RegistryResponseError(
             "the image's config names no architecture, so nothing tells which nodes it runs on",
             remedy="build it with a current tool, or push it as part of an index",
         )
-    return Platform.of(stated.architecture, os=stated.os or "linux", variant=stated.variant)
+    return stated.platform
 
 
 def check_platform(stated: Platform, wanted: Platform, *, from_index: bool) -> None:
@@ -249,7 +260,9 @@ def _plain(content_type: str) -> str:
 
 
 def _is_attestation(entry: Descriptor) -> bool:
-    return _ATTESTATION in (entry.annotations or {}) or _KINDS.get(entry.media_type, "image") != "image"
+    """Also an entry for ``unknown``, which no node is, and an index in the index."""
+    unknown = entry.raw_platform is not None and entry.raw_platform.architecture == "unknown"
+    return unknown or _ATTESTATION in (entry.annotations or {}) or _KINDS.get(entry.media_type, "image") != "image"
 
 
 def _by_shape(document: _Document, header: str) -> str:
@@ -266,7 +279,7 @@ def _load(model: type[_M], content: bytes, what: str, header: str) -> _M:
         return model.model_validate_json(content)
     except ValidationError as err:
         first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         sent = f" (sent as {header[:100]!a})" if header else ""
         problem = f"{place}: {first['msg']}" if place else str(first["msg"])
         raise RegistryResponseError(

@@ -62,6 +62,14 @@ class Platform:
                 )
         return cls.of(architecture, os=os, variant=variant)
 
+    @classmethod
+    def stated(cls, architecture: str | None, os: str | None, variant: str | None) -> Platform | None:
+        """The same for what a document of a registry says; ``None`` where it says no plain words (or ``unknown``)."""
+        words = [part.strip().lower() for part in (architecture or "unknown", os or "linux", variant or "v1")]
+        if words[0] == "unknown" or not all(_WORD.fullmatch(word) for word in words):
+            return None
+        return cls.of(words[0], os=words[1], variant=variant)
+
     def fits(self, other: Platform) -> bool:
         """Same operating system and architecture, whatever the variant."""
         return (self.os, self.architecture) == (other.os, other.architecture)

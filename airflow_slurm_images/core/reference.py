@@ -316,6 +316,11 @@ def _check_repository(repository: str, text: str) -> None:
             _refuse(text, "repository", rule, _WRITE)
 
 
+def is_tag(text: str) -> bool:
+    """Whether the text is a tag by the distribution specification."""
+    return _TAG.fullmatch(text) is not None
+
+
 def _check_tag(tag: str, text: str) -> None:
     if not tag:
         _refuse(text, "tag", "the tag after ':' is empty", "name the tag or remove the colon")

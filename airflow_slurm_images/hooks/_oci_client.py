@@ -13,6 +13,7 @@ asks.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ from airflow_slurm_images.core.errors import (
     RegistryNotFoundError,
     SlurmImagesError,
 )
+from airflow_slurm_images.core.reference import is_tag
 from airflow_slurm_images.hooks._oci_failures import error_codes, error_for, not_found
 from airflow_slurm_images.hooks._oci_http import Answer, Transport
 from airflow_slurm_images.hooks._oci_login import Login
 
 _TAGS_SHOWN = 100
+_NO_HEAD = frozenset({405, 501})
+"""A gateway in front of the registry that lets only GET through."""
+_SENDABLE_ETAG = re.compile(r"[\x20-\x7e]{1,1024}")
 
 
 @dataclass(frozen=True)
@@ -109,14 +114,15 @@ class OciClient:
         """Look whether a tag moved, as cheaply as the registry allows (HEAD, conditional after an ETag)."""
         with self.about(repository):
             headers = {"Accept": oci.ACCEPT}
-            if known is not None and known.etag:
+            if known is not None and known.etag and _SENDABLE_ETAG.fullmatch(known.etag):
                 headers["If-None-Match"] = known.etag
             answer = self._ask("HEAD", repository, f"manifests/{reference}", headers)
             if answer.status == 304 and known is not None:
                 return TagState(known.digest, known.etag, changed=False)
-            self._expect(answer, repository, reference)
+            if answer.status not in _NO_HEAD:
+                self._expect(answer, repository, reference)
             digest = answer.headers.get("Docker-Content-Digest", "")
-        if not is_sha256(digest):  # optional in the specification; then only the bytes tell
+        if answer.status in _NO_HEAD or not is_sha256(digest):  # optional in the specification; then the bytes tell
             digest = self.manifest(repository, reference).digest
         return TagState(digest, answer.headers.get("ETag"), changed=known is None or digest != known.digest)
 
@@ -146,7 +152,10 @@ class OciClient:
         For the second line of a netrc file: clients such as Enroot log in at that host.
         """
         with self.about(repository):
-            answer = self._send("HEAD", f"/v2/{repository}/manifests/latest", {"Accept": oci.ACCEPT})
+            path = f"/v2/{repository}/manifests/latest"
+            answer = self._send("HEAD", path, {"Accept": oci.ACCEPT})
+            if answer.status in _NO_HEAD:
+                answer = self._send("GET", path, {"Accept": oci.ACCEPT})
             if answer.status in (401, 403) and self._is_own(answer):
                 return self._login.realm_host(answer)
             if answer.status != 404:
@@ -204,7 +213,7 @@ class OciClient:
         if listing.status == 404:
             return None
         tags = (_json_object(listing.content) if listing.status == 200 else {}).get("tags")
-        return [str(tag) for tag in tags] if isinstance(tags, list) else []
+        return [tag for tag in tags if isinstance(tag, str) and is_tag(tag)] if isinstance(tags, list) else []
 
     @contextmanager
     def about(self, repository: str | None) -> Iterator[None]:

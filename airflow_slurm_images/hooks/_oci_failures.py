@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import json
 from datetime import datetime, timezone
@@ -46,6 +47,7 @@ def error_for(endpoint: RegistryEndpoint, answer: Answer, what: str, *, own: boo
             details=details | {"retry_after": after},
         )
     if status >= 500:
+        details["retry_after"] = retry_after(answer.headers.get("Retry-After"), datetime.now(timezone.utc))
         return RegistryUnavailableError(f"status {status} for {what}{_said(answer)}", details=details)
     if status == 407:
         remedy = "put the proxy's login into HTTPS_PROXY or HTTP_PROXY of the worker"
@@ -124,7 +126,16 @@ def _errors(content: bytes) -> list[dict[str, Any]]:
 
 
 def _said(answer: Answer) -> str:
-    """The registry's own words, as one printable line."""
+    """The registry's own words, as one printable line, without the login if it repeats that."""
     errors = _errors(answer.content)
     words = "; ".join(f"{error.get('code', '')} {error.get('message', '')}".strip() for error in errors)
+    for secret in _secrets(answer.authorization):
+        words = words.replace(secret, "***")
     return f" (it says: {ascii(words[:_SAID])[1:-1]})" if words else ""
+
+
+def _secrets(authorization: str) -> list[str]:
+    """The parts of an ``Authorization`` header, which we made, that are secret."""
+    scheme, _, value = authorization.partition(" ")
+    pair = base64.b64decode(value).decode() if scheme == "Basic" else ""
+    return [secret for secret in (value, pair.partition(":")[2]) if secret]

@@ -24,7 +24,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
@@ -71,6 +71,8 @@ class Answer:
     url: httpx.URL
     headers: httpx.Headers
     content: bytes
+    authorization: str = field(default="", repr=False)
+    """What the request was sent with; an answer may repeat it."""
 
 
 class Transport:
@@ -128,7 +130,8 @@ class Transport:
                 with closing(self._client.send(request, stream=True, follow_redirects=False)) as response:
                     if response.next_request is None:
                         content = _read(response, max_bytes, deadline)
-                        return Answer(response.status_code, request.url, response.headers, content)
+                        sent_with = request.headers.get("Authorization", "")
+                        return Answer(response.status_code, request.url, response.headers, content, sent_with)
             except httpx.RequestError as err:
                 raise _failure(err, request.url) from err
             request = _checked(request.url, response.next_request)

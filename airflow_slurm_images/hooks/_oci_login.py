@@ -9,7 +9,6 @@ connection is insecure.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
@@ -61,10 +60,7 @@ class Login:
         return self._realm(challenge).host if challenge and challenge.scheme == "bearer" else None
 
     def _basic(self) -> str | None:
-        if self._endpoint.login is None:
-            return None
-        pair = f"{self._endpoint.login}:{self._endpoint.password}".encode()
-        return f"Basic {base64.b64encode(pair).decode('ascii')}"
+        return f"Basic {self._endpoint.basic}" if self._endpoint.basic else None
 
     def _token(self, challenge: Challenge, repository: str | None) -> str:
         realm = self._realm(challenge)

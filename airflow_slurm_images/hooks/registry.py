@@ -7,7 +7,6 @@ in ``_oci_http.py`` and ``_oci_client.py``, the reading of documents in ``core/o
 
 from __future__ import annotations
 
-import base64
 import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -232,7 +231,5 @@ def _name(ref: TagReference) -> str:
 
 def _mask(endpoint: RegistryEndpoint) -> None:
     """Keep the password out of every log, also in the form the basic login sends it."""
-    if endpoint.password:
-        mask_secret(endpoint.password)
-        pair = f"{endpoint.login}:{endpoint.password}".encode()
-        mask_secret(base64.b64encode(pair).decode("ascii"))
+    for secret in endpoint.secrets:
+        mask_secret(secret)

@@ -38,6 +38,14 @@ class _Known:
     platform: str
     event: dict[str, Any] | None = None
 
+    @classmethod
+    def of(cls, kept: dict[str, Any] | None) -> _Known | None:
+        """Keys of a later version are skipped; what cannot be read is as good as nothing."""
+        kept = kept or {}
+        if not all(isinstance(kept.get(name), str) for name in ("digest", "platform")):
+            return None
+        return cls(kept["digest"], kept.get("etag"), kept["platform"], kept.get("event"))
+
     @property
     def head(self) -> TagState:
         return TagState(self.digest, self.etag, changed=False)
@@ -99,8 +107,7 @@ class OciTagTrigger(BaseEventTrigger):
             raise InvalidRequestError(f"{self.image!r} with poll_interval {self.poll_interval} is nothing to watch")
         wanted = Platform.requested(self.arch, os=self.os, variant=self.variant)
         state = await WatchState.open(getattr(self, "asset_state_store", None), self.state_key)
-        stored = await state.read()
-        known = _Known(**stored) if stored else None
+        known = _Known.of(await state.read())
         async with SharedRegistry.joined(self.registry_conn_id, ref.registry) as registry:
             failures = 0
             while True:

@@ -22,6 +22,7 @@ from asgiref.sync import sync_to_async
 
 from airflow_slurm_images.core.errors import (
     RegistryAuthError,
+    RegistryError,
     RegistryRateLimitedError,
     RegistryUnavailableError,
 )
@@ -37,6 +38,8 @@ _ONE_ATTEMPT = Limits(attempts=1, total=60)
 """Waiting is done on the loop, where it holds no thread."""
 _RATE_PAUSE = 60.0
 _OUTAGE_PAUSE = 15.0
+_LONGEST_PAUSE = 6 * 3600.0
+"""Registries count pulls in windows of at most six hours; a longer ``Retry-After`` is a mistake (a date, a unit)."""
 
 
 class SharedRegistry:
@@ -80,11 +83,10 @@ class SharedRegistry:
             try:
                 return await asyncio.to_thread(question, client)
             except RegistryRateLimitedError as err:
-                after = err.details.get("retry_after")
-                self._pause(_RATE_PAUSE if after is None else float(after))
+                self._pause(err, _RATE_PAUSE)
                 raise
-            except RegistryUnavailableError:
-                self._pause(_OUTAGE_PAUSE)
+            except RegistryUnavailableError as err:
+                self._pause(err, _OUTAGE_PAUSE)
                 raise
             except RegistryAuthError:
                 self._drop()  # the connection is read again at the next look: logins get renewed
@@ -96,9 +98,8 @@ class SharedRegistry:
         if self._client is None:
             connection = await whole(BaseHook.aget_connection(self._conn_id)) if self._conn_id else None
             endpoint = serving(endpoint_of(connection) if connection else None, ref, self._conn_id)
-            if endpoint.password:
-                self._secrets.append(endpoint.password)
-                await self._mask()
+            self._secrets.extend(endpoint.secrets)
+            await self._mask()
             self._client = OciClient(endpoint, transport=Transport(_ONE_ATTEMPT), on_secret=self._secrets.append)
         serving(self._client.endpoint, ref, self._conn_id)
         return self._client
@@ -111,7 +112,10 @@ class SharedRegistry:
             else:
                 sdk_log.mask_secret(secret)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, err: RegistryError, usual: float) -> None:
+        """As long as the registry says, but never for good: the watchers would be blind."""
+        asked = err.details.get("retry_after")
+        seconds = usual if asked is None else min(float(asked), _LONGEST_PAUSE)
         self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def _drop(self) -> None:

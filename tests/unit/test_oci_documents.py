@@ -136,6 +136,12 @@ def test_encrypted_layers_and_images_without_layers_are_refused() -> None:
         oci.parse_manifest(manifest(layers=[]))
 
 
+@pytest.mark.parametrize("size", [-1, 2**63, 10**4000])
+def test_a_size_that_no_layer_has_is_refused(size: int) -> None:
+    with pytest.raises(RegistryResponseError, match=r"layers\.0\.size"):
+        oci.parse_manifest(manifest(layers=[{"mediaType": LAYER, "digest": DIGEST, "size": size}]))
+
+
 def test_a_document_that_is_index_and_image_at_once_is_refused() -> None:
     with pytest.raises(RegistryResponseError, match="CVE-2021-41190"):
         oci.parse_manifest(manifest(manifests=[entry("1")]))
@@ -237,6 +243,40 @@ def test_a_lone_entry_without_platform_is_left_to_its_config() -> None:
         chosen(index(entry("8"), entry("9")), "amd64")
 
 
+@pytest.mark.parametrize("digest", ["other-tag", "../../../other/manifests/x", "", "sha512:" + 128 * "a"])
+def test_an_entry_is_taken_only_by_its_sha256_digest(digest: str) -> None:
+    hostile = on("linux/amd64", "1") | {"digest": digest}
+    with pytest.raises(RegistryResponseError, match="linux/amd64 has the digest"):
+        chosen(index(hostile), "amd64")
+    assert chosen(index(hostile, on("linux/arm64", "2")), "arm64") == "2"
+
+
+def test_an_entry_for_an_unknown_platform_is_no_image() -> None:
+    """BuildKit's attestations after a tool dropped the annotations."""
+    assert chosen(index(entry("9"), on("unknown/unknown", "6")), "amd64") == "9"
+
+
+def test_a_platform_without_an_operating_system_is_linux() -> None:
+    unnamed = entry("1", platform={"os": None, "architecture": "amd64", "variant": None})
+    assert chosen(index(unnamed), "amd64") == "1"
+
+
+def test_what_an_index_says_of_its_platforms_is_shown_bounded_and_printable() -> None:
+    hostile = [on(f"linux/{text}", "1") for text in ("a\n::error::", "\x1b[31m", 100 * "x")]
+    many = [on(f"linux/arch{number}", "1") for number in range(500)]
+    with pytest.raises(RegistryNotFoundError) as caught:
+        chosen(index(*hostile, *many), "amd64")
+    assert caught.value.message.isprintable() and len(caught.value.message) < 2000
+    assert len(caught.value.details["platforms"]) == 50
+
+
+def test_where_a_document_is_wrong_is_shown_bounded_and_printable() -> None:
+    wrong = entry("1", annotations={"\n\x1b[31m" + 5000 * "x": 1})
+    with pytest.raises(RegistryResponseError) as caught:
+        index(wrong)
+    assert caught.value.message.isprintable() and len(caught.value.message) < 600
+
+
 # -- configs and digests -----------------------------------------------------------------------------------
 
 
@@ -253,9 +293,10 @@ def test_an_index_that_lies_about_its_image_is_refused() -> None:
         oci.check_platform(Platform.of("arm64"), Platform.of("amd64"), from_index=True)
 
 
-def test_a_config_without_architecture_is_refused() -> None:
+@pytest.mark.parametrize("config", [b"{}", b'{"architecture": "unknown"}', b'{"architecture": "a\\nb"}'])
+def test_a_config_without_architecture_is_refused(config: bytes) -> None:
     with pytest.raises(RegistryResponseError, match="no architecture"):
-        oci.config_platform(b"{}")
+        oci.config_platform(config)
 
 
 def test_other_bytes_than_asked_for_are_an_integrity_error_with_both_digests() -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,11 +17,13 @@ import pytest
 from airflow.providers.common.compat.sdk import BaseHook
 from airflow.triggers.base import TriggerEvent
 
-from airflow_slurm_images.core.errors import InvalidRequestError
+from airflow_slurm_images.core.errors import InvalidRequestError, RegistryError
+from airflow_slurm_images.core.reference import TagReference
 from airflow_slurm_images.hooks._oci_client import OciClient
 from airflow_slurm_images.triggers import registry as trigger_module
 from airflow_slurm_images.triggers import registry_watch
 from airflow_slurm_images.triggers.registry import OciTagTrigger
+from airflow_slurm_images.triggers.registry_watch import SharedRegistry
 from tests.cluster.http_servers import Reply
 from tests.cluster.misbehaving_registry import (
     CONFIG,
@@ -339,6 +343,53 @@ def test_a_pause_that_the_registry_asks_for_holds_for_all_its_watchers(
     play(story())
 
 
+@pytest.mark.parametrize(
+    ("status", "after", "longest"),
+    [(429, "70", 70), (429, "900000000", 6 * 3600), (503, "600", 600), (503, None, 15), (429, None, 60)],
+)
+def test_a_pause_is_as_long_as_the_registry_says_but_never_for_good(
+    server: Registry, connect: Any, status: int, after: str | None, longest: float
+) -> None:
+    conn_id = connect(server.address)
+    server.script(server.tag_path, Reply(status, headers=[("Retry-After", after)] if after else []))
+    ref = TagReference.parse(server.image)
+
+    async def story() -> None:
+        async with SharedRegistry.joined(conn_id, ref.registry) as registry:
+            with pytest.raises(RegistryError):
+                await registry.ask(ref, lambda client: client.head(REPOSITORY, "1.0"))
+            pause = registry._not_before - time.monotonic()
+            assert longest - 5 < pause <= longest
+
+    play(story())
+
+
+@pytest.mark.parametrize("kept", [{"digest": 5}, {"etag": None}, "text", {}])
+def test_a_state_that_cannot_be_read_is_started_afresh(
+    server: Registry, trigger: Callable[..., OciTagTrigger], kept: Any
+) -> None:
+    async def story() -> None:
+        store, made = Store(), trigger()
+        await store.aset(made.state_key, kept)
+        digest = server.put("old")
+        async with running(trigger(store)) as payloads:
+            await until(lambda: digest in next(iter(store.values.values())))
+            assert payloads == []
+
+    play(story())
+
+
+def test_keys_of_a_later_version_do_not_stop_the_watch(server: Registry, trigger: Callable[..., OciTagTrigger]) -> None:
+    async def story() -> None:
+        store, made = Store(), trigger()
+        old, new = server.put("old"), server.put("new")
+        await store.aset(made.state_key, {"digest": old, "etag": None, "platform": old, "event": None, "later": 1})
+        async with running(trigger(store)) as payloads:
+            await until(lambda: [payload["new"] for payload in payloads] == [new])
+
+    play(story())
+
+
 def test_a_login_that_was_renewed_is_read_again(
     server: Registry, trigger: Callable[..., OciTagTrigger], connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +465,7 @@ def test_secrets_are_masked_on_the_loop_before_they_are_used(
 
     play(story())
     assert "a-password" in masked  # Airflow 3.3 does so too when it reads the connection
+    assert base64.b64encode(b"robot:a-password").decode() in masked
 
 
 @pytest.mark.parametrize(

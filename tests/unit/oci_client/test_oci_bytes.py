@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from airflow_slurm_images.core import oci
@@ -21,10 +23,11 @@ from tests.cluster.misbehaving_registry import (
     MisbehavingRegistry,
     descriptor,
     digest_of,
+    document,
     errors,
 )
 
-from .helpers import fetch
+from .helpers import bearer, fetch
 
 
 def test_the_manifest_asked_by_tag_or_digest_comes_as_its_bytes(
@@ -108,6 +111,38 @@ def test_words_of_the_registry_are_one_bounded_printable_line(client: OciClient,
     with pytest.raises(RegistryAuthError) as caught:
         fetch(client)
     assert caught.value.message.isprintable() and len(caught.value.message) < 600
+
+
+@pytest.mark.parametrize("tag", ["1.0\n::error::", "\x1b[31m1.0", 5000 * "1", 5, None])
+def test_only_what_can_be_a_tag_is_named_as_similar(client: OciClient, registry: MisbehavingRegistry, tag: Any) -> None:
+    registry.script(f"/v2/{REPOSITORY}/tags/list", Reply(200, document({"tags": [tag, "1.0-cuda"]})))
+    with pytest.raises(RegistryNotFoundError) as caught:
+        client.manifest(REPOSITORY, "1.0-cud")
+    assert caught.value.remedy == "some of the tags there: 1.0-cuda"
+
+
+@pytest.mark.parametrize("status", [405, 501])
+def test_where_looking_is_not_allowed_the_bytes_tell(
+    client: OciClient, registry: MisbehavingRegistry, status: int
+) -> None:
+    registry.script(registry.tag_path, Reply(status), registry.healthy(registry.tag_path))
+    assert client.head(REPOSITORY, "1.0").digest == registry.digest
+    assert [request.method for request in registry.requests] == ["HEAD", "GET"]
+
+
+def test_where_looking_is_not_allowed_the_token_service_is_still_found(
+    client: OciClient, registry: MisbehavingRegistry
+) -> None:
+    asks = bearer("https://tokens.example/token")
+    registry.script(f"/v2/{REPOSITORY}/manifests/latest", Reply(405), asks)
+    assert client.token_realm_host(REPOSITORY) == "tokens.example"
+
+
+def test_an_etag_that_cannot_be_sent_back_is_not(client: OciClient, registry: MisbehavingRegistry) -> None:
+    odd = Reply(200, b"", [("Docker-Content-Digest", registry.digest), ("ETag", '"\xe4"')])
+    registry.script(registry.tag_path, odd)
+    assert not client.head(REPOSITORY, "1.0", client.head(REPOSITORY, "1.0")).changed
+    assert [request.headers.get("If-None-Match") for request in registry.requests] == [None, None]
 
 
 def test_a_look_at_a_tag_is_conditional_and_notices_a_move(client: OciClient, registry: MisbehavingRegistry) -> None:

@@ -191,6 +191,31 @@ def test_the_secret_is_in_no_message_log_or_detail(
         assert secret not in told
 
 
+@pytest.mark.parametrize("status", [403, 429, 500, 418])
+@pytest.mark.parametrize("kind", ["basic", "bearer"])
+def test_a_registry_that_repeats_the_login_is_not_quoted_with_it(
+    client: OciClient, registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry, kind: str, status: int
+) -> None:
+    asks = wants_basic() if kind == "basic" else bearer(f"http://localhost:{elsewhere.port}/token")
+    said = f"Bob may not: {SECRET if kind == 'basic' else ''} ({BASIC if kind == 'basic' else 'Bearer tok-1'})"
+    registry.script(registry.tag_path, asks, errors(status, "DENIED", said))
+    elsewhere.script("/token", Reply(200, document({"token": "tok-1"})))
+    with pytest.raises(SlurmImagesError, match="Bob may not") as caught:
+        fetch(client)
+    for text in (str(caught.value), repr(caught.value), str(caught.value.details)):
+        assert not any(secret in text for secret in (SECRET, BASIC.partition(" ")[2], "tok-1"))
+
+
+def test_a_token_service_that_repeats_the_login_is_not_quoted_with_it(
+    client: OciClient, registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry
+) -> None:
+    registry.script(registry.tag_path, bearer(f"http://localhost:{elsewhere.port}/token"))
+    elsewhere.script("/token", errors(401, "UNAUTHORIZED", f"password {SECRET} of bob is wrong"))
+    with pytest.raises(RegistryAuthError, match="of bob is wrong") as caught:
+        fetch(client)
+    assert SECRET not in str(caught.value)
+
+
 def test_over_tls_no_redirect_leaves_tls(secure: MisbehavingRegistry, elsewhere: MisbehavingRegistry) -> None:
     client = make_client(secure.address, [], login="bob", password=SECRET, insecure=False)
     secure.script(secure.tag_path, wants_basic(), to(f"http://localhost:{elsewhere.port}/plain"))
