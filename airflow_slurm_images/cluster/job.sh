@@ -33,6 +33,7 @@ readonly E_STORE_WRITE=88
 readonly E_SCRATCH=89
 readonly E_MANIFEST=90
 readonly E_NO_IMAGE=91
+readonly E_LOGIN_USED=92
 
 # asi::reexec - start again under a fixed environment: what a login profile or an older Slurm's --export=NIL
 # brought along must not choose which image is made.
@@ -96,6 +97,19 @@ asi::verify() {
     fi
 }
 
+# asi::claimant - sets owner and restarts. Who makes a claim names itself right after, or died in between.
+asi::claimant() {
+    local round=0
+    for ((round = 0; round < 10; round++)); do
+        if read -r owner restarts < "${ASI_ATTEMPT_DIR}/claim/job_id"; then
+            return 0
+        fi
+        sleep 1
+    done 2> /dev/null
+    ASI_SUPERSEDED=1
+    asi::fail "${E_INTERNAL}" "the attempt is claimed by nobody: who claimed it died at that moment; nothing was done"
+}
+
 # asi::claim - one job per attempt: a duplicate submission ends here, a requeue of the same job goes on.
 asi::claim() {
     local owner='' restarts=0
@@ -103,7 +117,7 @@ asi::claim() {
         if [[ ! -d "${ASI_ATTEMPT_DIR}/claim" ]]; then
             asi::fail "${E_INTERNAL}" "cannot claim the attempt: is ${ASI_ATTEMPT_DIR} full or read-only?"
         fi
-        read -r owner restarts < "${ASI_ATTEMPT_DIR}/claim/job_id" || true
+        asi::claimant
         if [[ ! "${restarts:=0}" =~ ^(0|[1-9][0-9]{0,8})$ || "${owner}" != "${SLURM_JOB_ID}" ]] \
             || ((SLURM_RESTART_COUNT <= restarts)); then
             ASI_SUPERSEDED=1

@@ -46,7 +46,7 @@ asi::use_site_settings() {
 # would be another import than asked for.
 asi::require_login() {
     if [[ "${ASI_LOGIN_STAGED}" == 1 && ! -f "${ASI_ATTEMPT_DIR}/enroot-config/.credentials" ]]; then
-        asi::fail "${E_IMPORT_FAILED}" "the login staged for this attempt is used up (was the job restarted?); a retry of the task stages it again"
+        asi::fail "${E_LOGIN_USED}" "the login staged for this attempt is gone (was the job restarted?)"
     fi
 }
 

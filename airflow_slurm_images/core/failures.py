@@ -137,6 +137,12 @@ EXIT_CODES: Mapping[int, Failure] = {
         "schema 1 has to be pushed again.",
         RegistryResponseError,
     ),
+    92: Failure(
+        "login_used_up",
+        "the job was started again, and the login staged for it went with its first run",
+        "Retry the task: that stages the login again. (A job that Slurm starts over cannot keep it.)",
+        retryable=True,
+    ),
 }
 """Exit code of ``job.sh`` -> what it means."""
 

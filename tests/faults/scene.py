@@ -49,6 +49,7 @@ class Scene(Evidence):
         self.tools = self.files / "tools"
         self._place_tools(slurm_tools)
         self.number, self.max_tries, self.steps = 0, RETRIES, 0
+        self.environment = {"AIRFLOW_CONN_BOX": box.connection_json}
         self.operator = "import"
         self.profile: dict[str, Any] = {"path_prepend": [str(self.tools), str(box.enroot_dir)], **(profile or {})}
         if slurm_tools:
@@ -152,7 +153,7 @@ class Scene(Evidence):
                 "max_tries": self.max_tries,
                 "retries": RETRIES,
             },
-            "env": {"AIRFLOW_CONN_BOX": self.box.connection_json},
+            "env": self.environment,
             "out": str(self.files / f"{self.steps}-{what}.json"),
             "xcoms": str(self.files / "xcoms.json"),
             "die": die,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,9 +39,8 @@ def test_scancel_from_outside(scene: Scene) -> None:
     scene.assert_settled(jobs=2, imports=2)
 
 
-@blocking_first
-def test_scontrol_requeue_starts_the_same_job_over(scene: Scene) -> None:
-    waiting, job = begun(scene)
+def requeue(scene: Scene, job: str) -> None:
+    """Have Slurm start the job over, without a hold."""
     scene.box.as_root(["scontrol", "update", f"JobId={job}", "Requeue=1"], check=True)
     scene.box.as_root(["scontrol", "requeue", job], check=True)
     assert scene.reaches("PENDING"), scene.jobs()
@@ -48,11 +48,31 @@ def test_scontrol_requeue_starts_the_same_job_over(scene: Scene) -> None:
     # Slurm lets a requeued job wait for two minutes; credentials of the very second of the requeue are revoked.
     time.sleep(2)
     assert wait_until(lambda: scene.start_now(job), 30, 0.5), scene.jobs()
+
+
+@blocking_first
+def test_scontrol_requeue_starts_the_same_job_over(scene: Scene) -> None:
+    waiting, job = begun(scene)
+    requeue(scene, job)
     record = scene.assert_published(scene.finish(waiting, 200))
     assert str(record["job"]["job_id"]) == job
     assert [entry.restarts for entry in scene.jobs()] == [1]
     assert scene.imports() == [int(job)] * 2
     scene.assert_settled(jobs=1, imports=2)
+
+
+@pytest.mark.slow
+def test_scontrol_requeue_of_a_job_whose_staged_login_is_gone(make_scene: MakeScene, box: Box) -> None:
+    scene = make_scene(box, "blocking", registry_conn_id="registry")
+    account = {"host": box.registry, "login": "ann", "password": "not-asked-for", "extra": {"insecure": True}}
+    scene.environment["AIRFLOW_CONN_REGISTRY"] = json.dumps({"conn_type": "oci_registry", **account})
+    waiting, job = begun(scene)
+    requeue(scene, job)
+    outcome = scene.finish(waiting, 200)
+    assert (outcome.error, outcome.retryable) == ("JobFailedError", True)
+    assert "stages the login again" in outcome.message
+    scene.assert_published(scene.run())
+    scene.assert_settled(jobs=2, imports=2)
 
 
 @blocking_first

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_slurm_images.core import job_script
+from airflow_slurm_images.core import failures, job_script
 from airflow_slurm_images.core.errors import IntegrityError
 from airflow_slurm_images.core.plan import PACKAGE_FILES
 from tests.shell.fake_slurm.login import CREDENTIALS, LocalCluster, Outcome, import_request, secrets_in
@@ -119,6 +119,29 @@ def test_the_same_job_restarted_by_slurm_starts_over(cluster: LocalCluster) -> N
 def test_a_restart_count_that_did_not_grow_is_no_restart(cluster: LocalCluster) -> None:
     done = cluster.run(import_request())
     assert cluster.slurm.run(done.job_id) == SUPERSEDED
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_claim_whose_maker_died_before_it_named_itself_is_a_failure_that_a_retry_helps(
+    cluster: LocalCluster, restarts: int
+) -> None:
+    plan, job_id = cluster.place(import_request())
+    (Path(plan.attempt_directory) / "claim").mkdir()
+    status = cluster.slurm.run(job_id, restarts=restarts)
+    assert failures.EXIT_CODES[status].retryable
+    assert "claimed by nobody" in Path(plan.attempt_directory, "slurm.out").read_text()
+    assert cluster.slurm.enroot_calls("import") == []
+    assert not Path(plan.attempt_directory, "completion.json").exists()  # if somebody is alive, it is theirs to write
+
+
+def test_a_claim_that_is_named_a_moment_later_is_waited_for(cluster: LocalCluster) -> None:
+    plan, job_id = cluster.place(import_request())
+    claim = Path(plan.attempt_directory) / "claim"
+    claim.mkdir()
+    running = cluster.slurm.start(job_id)
+    until(lambda: "phase claim" in Path(plan.attempt_directory, "slurm.out").read_text())
+    (claim / "job_id").write_text("999 0\n")
+    assert running.wait(20) == SUPERSEDED
 
 
 def test_the_text_of_a_claim_is_never_calculated(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ def test_a_restarted_job_does_not_go_on_with_another_login(cluster: LocalCluster
     plan, job_id = cluster.submit(request, netrc("127.0.0.1"))
     (Path(plan.attempt_directory) / "enroot-config/.credentials").unlink()
     done = Outcome(plan, job_id, cluster.slurm.run(job_id, restarts=1))
-    assert "used up" in refused(cluster, done, "import_failed") and registry.requests == []
+    assert "restarted" in refused(cluster, done, "login_used_up") and registry.requests == []
+    assert failures.EXIT_CODES[done.status].retryable
 
 
 def test_a_superseded_job_leaves_the_other_jobs_login_alone(cluster: LocalCluster, registry: Registry) -> None:
