@@ -126,7 +126,8 @@ class ImageVerifyOperator(ImageJobOperator):
     The login node only looks the alias up; the hash is computed on a compute node like that of any inspection. Use
     ``.partial(...).expand(name=[...])`` for a whole catalog. Returns ``name, number, path, recorded_sha256, sha256,
     drift, notes``; a file whose bytes changed fails the task with IntegrityError, or only says ``drift: true`` with
-    ``fail_on_drift=False``. Parameters not named here are those of OciImportOperator about waiting.
+    ``fail_on_drift=False``. Further parameters: ``slurm_conn_id``, ``profile`` and those of OciImportOperator about
+    waiting; it always waits.
 
     :param name: alias to verify. Templated.
     :param fail_on_drift: fail the task when the bytes are not the recorded ones.

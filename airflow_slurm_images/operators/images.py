@@ -37,8 +37,11 @@ class OciImportOperator(ImageJobOperator):
     :param profile: profile fields that override the connection's. Templated.
     :param registry_conn_id: connection to the registry (``oci_registry`` or ``docker``): its login goes into a file
         of this job alone, removed after the import; without it the cluster user's Enroot credentials count. Templated.
-    :param arch: architecture as ``uname -m`` names it (or amd64, arm64); default: the compute node's.
-    :param required_distributions: PEP 508 requirements the image must meet.
+    :param arch: architecture as ``uname -m`` names it (or amd64, arm64); default: the compute node's. Templated.
+    :param required_distributions: PEP 508 requirements (no extras, no URLs) the image must meet, as a list or one a
+        line; not with kind ``generic``. Templated.
+    :param if_present: what to do when the store holds this image already: ``skip`` runs no job, ``verify`` hashes and
+        inspects the file again, ``reimport`` imports anew.
     :param on_conflict: ``replace`` moves an alias that means another image, ``fail`` refuses.
     :param wait_for_completion: False: only submit.
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``.
@@ -46,6 +49,7 @@ class OciImportOperator(ImageJobOperator):
     :param pending_timeout: seconds (or timedelta) the job may wait in the queue; then it is cancelled.
     :param run_timeout: seconds (or timedelta) the job may run; then it is cancelled.
     :param cancel_on_kill: cancel the job when the task is killed; False: the next try adopts it.
+    :param emit_unchanged: emit the asset event also when the alias did not move.
 
     Raises InvalidRequestError before anything is submitted; see ``docs/operators.md`` for all errors.
     """
@@ -81,8 +85,10 @@ class SqshInspectOperator(ImageJobOperator):
     :param path: absolute path of the file as the compute nodes see it. Templated.
     :param name: alias to publish under; None publishes nothing. Templated.
     :param copy_to_store: copy the file into the store (and hash it in the same pass) instead of leaving it where
-        it is; otherwise the alias points at ``path`` and the file is never touched (``managed: false``).
-    :param kind: as for :class:`OciImportOperator`, like all other parameters.
+        it is, which needs ``name``; otherwise the alias points at ``path`` and the file is never touched
+        (``managed: false``).
+    :param kind: required; as for :class:`OciImportOperator`, like all other parameters. ``arch``,
+        ``registry_conn_id`` and ``if_present`` have no effect here. Templated.
     """
 
     template_fields: Sequence[str] = ("path", *ImageJobOperator.template_fields)

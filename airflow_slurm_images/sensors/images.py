@@ -40,12 +40,13 @@ class SlurmJobSensor(BaseSensorOperator):
 
     When the job ended well the sensor publishes the alias and returns the image record. It cancels only if told to.
 
-    :param job: job handle, usually ``import_task.output``. Templated.
+    :param job: job handle, usually ``import_task.output``; an image record (no job was needed) is returned as it is.
+        Templated.
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``.
     :param poke_interval: seconds (or timedelta) between looks at the job.
     :param pending_timeout: seconds (or timedelta) the job may wait in the queue; not with ``mode="reschedule"``.
     :param run_timeout: seconds (or timedelta) the job may run.
-    :param cancel_on_kill: cancel the job when the sensor is killed or its time is over; default False.
+    :param cancel_on_kill: cancel the job when the sensor is killed or gives up; False: it goes on.
     """
 
     template_fields: Sequence[str] = ("job",)
