@@ -2,7 +2,7 @@
 """Import one image, chosen in the trigger form, and hand what was found in it to the next task.
 
 Needs a connection ``slurm_default`` of type "Slurm over SSH" with at least ``workspace_root`` (see
-``docs/quickstart.md``). Trigger it with "Trigger DAG w/ config": the form asks for image, name and kind.
+``docs/quickstart.md``). "Trigger" in the UI asks for image, name and kind.
 """
 
 from __future__ import annotations

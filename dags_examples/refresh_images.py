@@ -7,7 +7,7 @@ The list is the Airflow Variable ``slurm_images_refresh``, or the JSON file name
      {"image": "registry.example/team/tool:stable", "name": "tool", "registry_conn_id": "team_registry"}]
 
 ``image`` and ``name`` are required; ``kind`` (generic), ``arch`` (amd64) and ``registry_conn_id`` (none) are not.
-An image that did not move costs two small requests and no job. One that fails does not stop the others.
+An image that did not move costs a few small requests and no job. One that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ with DAG(
             outcome = "present" if record["reused"] else "imported"  # present: in the store already, no job
             sqsh = record["sqsh"]
             return entry["name"], outcome, entry["image"], digest, sqsh["sha256"], f"{sqsh['size_bytes'] / 2**20:.0f}"
-        outcome = f"failed: {failure['reason']}" if failure else f"failed: {'import' if resolved else 'resolve'}"
-        return entry["name"], outcome, entry["image"], digest, "-", "-"
+        known = (failure["reason"] or failure["error"]) if failure else ("import" if resolved else "resolve")
+        return entry["name"], f"failed: {known}", entry["image"], digest, "-", "-"
 
     images = read_list()
     refresh.expand_kwargs(images) >> summary(images)  # type: ignore[arg-type]

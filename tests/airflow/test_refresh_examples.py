@@ -86,12 +86,14 @@ def test_one_image_that_fails_does_not_stop_the_others(
         entry(registry, "night/none:stable", "night-none"),
         entry(registry, "night/c:stable", "night-c"),
         entry(registry, "night/c:stable", "night-client", kind="client"),
+        entry(registry, "night/c:stable", "night-odd", kind="trainer"),
     ]
     run = refresh(run_dag, load("refresh_images"), tmp_path / "list.json", entries)
     outcomes = run.xcom("summary")
     assert outcomes["night-none"] == "failed: resolve"
     assert outcomes["night-c"] in ("imported", "present")  # one of the two finds what the other one imported
     assert outcomes["night-client"] in ("failed: no_shell", "failed: start_failed")
+    assert outcomes["night-odd"] == "failed: InvalidRequestError"  # an error that has no reason
     states = run.states()
     assert states["refresh.resolve[0]"] == "failed" and states["refresh.import[0]"] == "upstream_failed"
     assert states["refresh.import[1]"] == states["summary"] == "success"
