@@ -199,7 +199,7 @@ def find_reusable(
     """The store's file for an import that was done before, or None.
 
     Same OCI digest, same platform, same squash options, a valid record, and a file whose size, inode and mtime are
-    the recorded ones; SHA-256 values of two imports are never compared, as they differ. Where no ``architecture``
+    the recorded ones. Two imports usually give the same bytes, but they are never compared. Where no ``architecture``
     is asked for, the import must have been made without one too, in the same partition. Prefers a record of the
     same ``kind``, then the newest. The record returned names the file where it is now.
     """

@@ -49,6 +49,7 @@ class SlurmHook(SSHHook):
         holds the SSH provider's options and the cluster profile side by side.
     :param profile: profile fields that override those of the connection.
     :param connection: the resolved connection, for callers that must not look it up here (triggers).
+    :param connect_attempts: how often to try to connect, where trying again can help.
     :param ssh_options: any further argument of the SSH provider's ``SSHHook``.
 
     All of Airflow that a hook needs it asks for while it is made; a verb never calls the SDK, so it may run in a thread
