@@ -24,6 +24,7 @@ from airflow_slurm_images.core.errors import (
     ConflictError,
     IntegrityError,
     InvalidRequestError,
+    NotVisibleError,
     SlurmImagesError,
     SubmissionRefusedError,
 )
@@ -109,7 +110,8 @@ class Lifecycle:
         """
         profile = self._cluster.profile
         source = work.request.reference.digest if isinstance(work.request, ImportRequest) else ""
-        state = self._cluster.prepare(work.run_key, "" if work.if_present == "reimport" else source)
+        name = work.request.name or ""
+        state = self._cluster.prepare(work.run_key, "" if work.if_present == "reimport" else source, name)
         if state.queue.status != "ok":
             raise ClusterUnavailableError(
                 f"The queue cannot be read, so it is not known whether a job of this task is running: "
@@ -130,7 +132,11 @@ class Lifecycle:
         found = reuse.find(state, work.request, profile, work.if_present)
         if found.record is not None and found.facts is not None:
             self._log.info("Unchanged: the store holds this image already, no job is needed")
-            return self._end(state.workspace, found.record, found.facts, work.on_conflict, profile)
+            publisher = _publisher(work.run_key, work.generation)
+            if reuse.already_meant(state, found, publisher):
+                self._log.info("The alias %s means it already", found.record.name)
+                return self._ended(found.record, moved=False)
+            return self._end(state.workspace, found.record, found.facts, work.on_conflict, profile, publisher)
         return self._submit_new(work, profile, state, found.existing)
 
     def _take_over(self, work: Work, attempt: Attempt, plan: LifecyclePlan, job_id: int | None) -> JobHandle:
@@ -263,7 +269,15 @@ class Lifecycle:
         }
         record = image_record.assemble(plan, completion, collected.data("facts"), static)
         facts = image_record.store_facts(plan, completion, completion.sqsh) if completion.sqsh else None
-        return self._end(plan.workspace, record, facts, handle.on_conflict, plan.profile)
+        publisher = _publisher(handle.run_key, handle.generation)
+        deadline = self._clock() + handle.record_wait
+        while True:
+            try:
+                return self._end(plan.workspace, record, facts, handle.on_conflict, plan.profile, publisher)
+            except NotVisibleError:
+                if self._clock() >= deadline:
+                    raise
+                self._pause(deadline)
 
     def _collect(self, handle: JobHandle) -> tuple[LifecyclePlan, RemoteResult]:
         """All that a good job left; a file server may show it to the login node later than to the job."""
@@ -278,22 +292,31 @@ class Lifecycle:
             if plan is not None and not missing:
                 return plan, collected
             if self._clock() >= deadline:
-                raise ClusterUnavailableError(
+                raise NotVisibleError(
                     f"The job ended well, but {_LEFT[missing[0]]} in {handle.run_directory} is not visible on the "
                     f"login node after {handle.record_wait} s",
                     remedy="Check that login and compute nodes see one and the same workspace, or raise record_wait; "
                     "a retry collects the result when it is there.",
                     details={"job_id": handle.job_id, "run_directory": handle.run_directory, "reason": "not_visible"},
                 )
-            self._sleep(min(5.0, max(0.1, deadline - self._clock())))
+            self._pause(deadline)
+
+    def _pause(self, deadline: float) -> None:
+        self._sleep(min(5.0, max(0.1, deadline - self._clock())))
 
     def _end(
-        self, workspace: str, record: ImageRecord, facts: StoreFacts | None, on_conflict: str, profile: ClusterProfile
+        self,
+        workspace: str,
+        record: ImageRecord,
+        facts: StoreFacts | None,
+        on_conflict: str,
+        profile: ClusterProfile,
+        publisher: str,
     ) -> Finished:
         """Move the alias, if there is one, and say how it ended."""
         moved = False
         if record.name is not None and facts is not None:
-            payload = catalog.to_publish(record, facts)
+            payload = catalog.to_publish(record, facts, publisher)
             variables = catalog.publication_variables(record, facts, payload, on_conflict=on_conflict)
             variables["ASI_GROUP"] = profile.group or ""
             published = self._cluster.publish(workspace, record.name, payload, variables)
@@ -301,6 +324,9 @@ class Lifecycle:
             self._log.info(
                 "Published %s (version %d%s)", published.alias_path, published.number, "" if moved else ", unchanged"
             )
+        return self._ended(record, moved=moved)
+
+    def _ended(self, record: ImageRecord, *, moved: bool) -> Finished:
         for line in reports.summary_lines(record):
             self._log.info("%s", line)
         return Finished(record, moved)
@@ -335,6 +361,11 @@ class Lifecycle:
                     remedy=f"Look at it with: squeue --name={name}; the task may be retried when it is gone.",
                 )
             self._sleep(3)
+
+
+def _publisher(run_key: str, generation: int | None) -> str:
+    """Who publishes, in the record: all tries of one run of a task are one publisher."""
+    return f"{run_key}.{generation or 0}"
 
 
 def _logs(collected: RemoteResult) -> Iterator[tuple[str, str]]:

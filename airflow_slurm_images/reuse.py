@@ -59,6 +59,19 @@ def find(
     return Reuse(record=record, facts=found.facts)
 
 
+def already_meant(state: RunState, found: Reuse, publisher: str) -> bool:
+    """Whether the alias means what was found, so that there is nothing to publish.
+
+    Not where ``publisher`` itself made it so: the answer may have been lost, and publishing again tells what it did.
+    """
+    if found.record is None or found.record.name is None or found.facts is None:
+        return False
+    current = state.catalog.current(found.record.name)
+    if current is None or catalog.published_by(current) == publisher:
+        return False
+    return catalog.means(current, found.record, found.facts)
+
+
 def _verified(found: Reusable) -> bool:
     return bool(found.record.source and _extra(found.record.source, "manifest_verified"))
 

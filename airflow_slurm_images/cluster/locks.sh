@@ -45,11 +45,28 @@ asi::server_time() {
     rm -f -- "${clock}"
 }
 
+# asi::lock_owner LOCK - what its owner wrote, bounded; anybody of the group may have put something else there.
+asi::lock_owner() {
+    local owner=''
+    if [[ -f "$1/owner" ]]; then # never a pipe, which would wait
+        { IFS= read -r -n 256 owner < "$1/owner"; } 2> /dev/null || true
+    fi
+    printf '%s' "${owner}"
+}
+
 # asi::lock_identity LOCK - changes whenever the lock changes hands; empty when it is free.
 asi::lock_identity() {
-    local owner=''
-    { IFS= read -r owner < "$1/owner"; } 2> /dev/null || true
+    local -r owner="$(asi::lock_owner "$1")"
     stat -c "%i %Y %Z ${owner//%/}" -- "$1" 2> /dev/null || true
+}
+
+# asi::discard_lock LOCK - what a lock is made of, and nothing that somebody else put there.
+asi::discard_lock() {
+    if [[ -d "$1" && ! -L "$1" ]]; then
+        rm -f -- "$1/owner" 2> /dev/null
+        rmdir -- "$1" 2> /dev/null
+    fi
+    [[ ! -e "$1" && ! -L "$1" ]]
 }
 
 # asi::lock_is_old LOCK
@@ -68,7 +85,7 @@ asi::take_lock() {
     fi
     mkdir -m "${mode}" -- "$1" 2> /dev/null || return 1
     if ! { printf '%s\n' "${ASI_SELF}" > "$1/owner"; } 2> /dev/null; then
-        rm -rf -- "$1"
+        asi::discard_lock "$1" || true
         return 1
     fi
     if [[ -n "${ASI_GROUP}" ]]; then
@@ -88,7 +105,7 @@ asi::break_lock() {
     fi
     if [[ "$(asi::lock_identity "${lock}")" == "${seen}" ]] \
         && mv -T -- "${lock}" "${lock}.dead-${ASI_SELF##* }-$$" 2> /dev/null; then
-        rm -rf -- "${lock}.dead-${ASI_SELF##* }-$$"
+        asi::discard_lock "${lock}.dead-${ASI_SELF##* }-$$" || true
     fi
     rmdir -- "${breaker}" 2> /dev/null || true
 }
@@ -124,16 +141,14 @@ asi::lock() {
         fi
         sleep 0.1
     done
-    { IFS= read -r now < "${lock}/owner"; } 2> /dev/null || now='someone'
-    ASI_LOCK_REASON="the lock ${lock} is held by ${now}"
+    now="$(asi::lock_owner "${lock}")"
+    ASI_LOCK_REASON="the lock ${lock} is held by ${now:-someone}"
     return 1
 }
 
 # asi::holds NAME - is the lock still ours?
 asi::holds() {
-    local owner=''
-    { IFS= read -r owner < "${ASI_LOCKS}/$1/owner"; } 2> /dev/null || true
-    [[ "${owner}" == "${ASI_SELF}" ]]
+    [[ "$(asi::lock_owner "${ASI_LOCKS}/$1")" == "${ASI_SELF}" ]]
 }
 
 # asi::holds_all - are all locks taken and not given back still ours?

@@ -151,6 +151,9 @@ asi::main() {
     asi::workspace
     if [[ -n "${ASI_SOURCE_DIGEST}" ]]; then
         asi::put_candidates "${ASI_SOURCE_DIGEST}"
+        if [[ -n "${ASI_NAME}" ]]; then
+            asi::put_current "${ASI_NAME}"
+        fi
     fi
     if [[ -n "${ASI_RUN_KEY}" ]]; then
         asi::attempts

@@ -9,6 +9,7 @@
 ASI_REPORT=''
 ASI_NOW=0
 ASI_COMPLETE=1
+ASI_BLIND='' # set when there is an alias that this account cannot look into
 declare -A ASI_NAMED=()
 
 asi::leave() {
@@ -27,9 +28,13 @@ asi::hex_of() {
     fi
 }
 
-# asi::named_now SHA256 - does any version of any alias, committed or being written, name it at this moment?
+# asi::named_now SHA256 - does any version of any alias, committed or being written, name it at this moment? What cannot
+# be looked into may.
 asi::named_now() {
-    [[ -n "$(find "${ASI_ALIASES}" -mindepth 3 -maxdepth 3 -name image.sqsh -lname "*$1.sqsh" -print -quit)" ]]
+    local found=''
+    found="$(find "${ASI_ALIASES}" -mindepth 3 -maxdepth 3 -name image.sqsh -lname "*$1.sqsh" -print -quit)" \
+        || return 0
+    [[ -n "${found}" ]]
 }
 
 # asi::mark SHA256 - the grace period starts (again) now.
@@ -101,7 +106,7 @@ asi::prune_version() {
 
 # asi::prune_aliases - every alias is read, whatever the time is: what is not seen to be named must not look unnamed.
 asi::prune_aliases() {
-    local name='' hex=''
+    local name='' names='' hex=''
     while IFS= read -r -d '' name; do
         name="${name%.d}"
         if asi::for_real && asi::in_time && asi::lock "alias-${name}" 5; then
@@ -113,13 +118,14 @@ asi::prune_aliases() {
             ASI_COMPLETE=0
         fi
     done < <(find "${ASI_ALIASES}" -mindepth 1 -maxdepth 1 -type d -name '[A-Za-z0-9]*.d' -printf '%f\0')
+    names="$(find "${ASI_ALIASES}" -mindepth 3 -maxdepth 3 -name image.sqsh -type l -printf '%l\n')" || ASI_BLIND=1
     if asi::for_real; then
         while IFS= read -r hex; do
             hex="$(asi::hex_of "${hex}")"
             if [[ -n "${hex}" ]]; then
                 ASI_NAMED["${hex}"]=1
             fi
-        done < <(find "${ASI_ALIASES}" -mindepth 3 -maxdepth 3 -name image.sqsh -type l -printf '%l\n')
+        done <<< "${names}"
     fi
 }
 
@@ -159,6 +165,10 @@ asi::prune_image() {
         fi
         return 0
     fi
+    if [[ -n "${ASI_BLIND}" ]]; then
+        asi::did image kept "${bytes}" "${path}" 'an alias that this account cannot look into may name it'
+        return 0
+    fi
     since="$(stat -c %Y -- "${ASI_ALIASES}/.unnamed/${hex}" 2> /dev/null)" || since="${ASI_NOW}"
     if [[ ! -e "${ASI_ALIASES}/.unnamed/${hex}" ]] && asi::for_real; then
         asi::mark "${hex}"
@@ -184,45 +194,61 @@ asi::prune_store() {
         -printf '%p\t%s\t%u\n')
 }
 
-# asi::restore SHA256 - an alias names what lies in the trash.
+# asi::restore SHA256 - an alias names what lies in the trash; is the file back in the store?
 asi::restore() {
     local -r item="${ASI_ROOT}/store/.trash/$1"
     local suffix=''
     for suffix in sqsh json; do
-        if [[ -e "${item}/$1.${suffix}" && ! -e "${ASI_STORE}/$1.${suffix}" ]]; then
+        if [[ -f "${item}/$1.${suffix}" && ! -L "${item}/$1.${suffix}" && ! -e "${ASI_STORE}/$1.${suffix}" ]]; then
             mv -n -T -- "${item}/$1.${suffix}" "${ASI_STORE}/$1.${suffix}" 2> /dev/null || true
         fi
     done
+    [[ -e "${ASI_STORE}/$1.sqsh" ]]
+}
+
+# asi::forget ITEM SHA256 - delete what was moved there, and nothing that somebody else put beside it.
+asi::forget() {
+    rm -f -- "$1/$2.sqsh" "$1/$2.json" 2> /dev/null && rmdir -- "$1" 2> /dev/null
+}
+
+# asi::empty_item PATH SHA256 - under the digest's lock: it may have come back and gone again since it was listed.
+asi::empty_item() {
+    local -r path="$1" hex="$2"
+    local since='' bytes=''
+    since="$(stat -c %Y -- "${path}" 2> /dev/null)" || return 0
+    bytes="$(stat -c %s -- "${path}/${hex}.sqsh" 2> /dev/null)" || bytes=0
+    if [[ ! -e "${ASI_STORE}/${hex}.sqsh" ]] && asi::named_now "${hex}"; then
+        if asi::for_real && ! asi::restore "${hex}"; then
+            asi::did image kept "${bytes}" "${path}" 'an alias may name it, and it cannot be brought back'
+        else
+            asi::did image restored "${bytes}" "${ASI_STORE}/${hex}.sqsh" 'an alias names it'
+        fi
+    elif asi::older "${ASI_TRASH_SECONDS}" "${since}"; then
+        if asi::for_real && ! asi::forget "${path}" "${hex}"; then
+            asi::did image kept "${bytes}" "${path}" 'holds more than an image, or only its owner may remove it'
+        else
+            asi::did image removed "${bytes}" "${path}" "in the trash since ${since}"
+        fi
+    fi
+    if asi::for_real; then
+        rmdir -- "${path}" 2> /dev/null || true
+    fi
 }
 
 # asi::empty_trash - what is named again comes back, what lay there long enough goes.
 asi::empty_trash() {
-    local path='' since='' hex='' bytes=''
-    while IFS=$'\t' read -r path since; do
+    local path='' hex=''
+    while IFS= read -r path; do
         asi::in_time || return 0
         hex="${path##*/}"
-        bytes="$(stat -c %s -- "${path}/${hex}.sqsh" 2> /dev/null)" || bytes=0
         if ! asi::for_real; then
-            if asi::older "${ASI_TRASH_SECONDS}" "${since}"; then
-                asi::did image removed "${bytes}" "${path}" "in the trash since ${since%%.*}"
-            fi
-            continue
+            asi::empty_item "${path}" "${hex}"
+        elif asi::lock "sha256-${hex}" 5; then
+            asi::empty_item "${path}" "${hex}"
+            asi::unlock "sha256-${hex}"
         fi
-        asi::lock "sha256-${hex}" 5 || continue
-        if asi::named_now "${hex}" && [[ ! -e "${ASI_STORE}/${hex}.sqsh" ]]; then
-            asi::restore "${hex}"
-            asi::did image restored "${bytes}" "${ASI_STORE}/${hex}.sqsh" 'an alias names it'
-        elif asi::older "${ASI_TRASH_SECONDS}" "${since}"; then
-            if rm -rf -- "${path}" 2> /dev/null; then
-                asi::did image removed "${bytes}" "${path}" "in the trash since ${since%%.*}"
-            else
-                asi::did image kept "${bytes}" "${path}" 'cannot be removed by this account'
-            fi
-        fi
-        rmdir -- "${path}" 2> /dev/null || true
-        asi::unlock "sha256-${hex}"
     done < <(find "${ASI_ROOT}/store/.trash" -mindepth 1 -maxdepth 1 -type d -regextype posix-extended \
-        -regex '.*/[0-9a-f]{64}' -printf '%p\t%T@\n' 2> /dev/null)
+        -regex '.*/[0-9a-f]{64}' 2> /dev/null)
 }
 
 asi::main() {

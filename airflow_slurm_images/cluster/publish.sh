@@ -13,6 +13,7 @@ ASI_NUMBER=''
 ASI_MOVED=1
 ASI_PREVIOUS=''
 ASI_HISTORY=''
+ASI_ERRORS=''
 
 asi::leave() {
     local -r status="$1"
@@ -31,8 +32,21 @@ asi::lock_or_refuse() {
     asi::lock "$1" || asi::refuse unavailable "${ASI_LOCK_REASON}; the alias '${ASI_NAME}' was not moved"
 }
 
+# asi::keep_errors - what tools say (no space, quota, rights) in a file without a name, which no kill leaves behind.
+asi::keep_errors() {
+    local file=''
+    if file="$(mktemp 2> /dev/null || mktemp /tmp/asi.XXXXXXXXXX)"; then
+        exec {ASI_ERRORS}<> "${file}" 2>&"${ASI_ERRORS}"
+        rm -f -- "${file}"
+    fi
+}
+
 asi::cannot_write() {
-    asi::refuse unavailable "cannot write below ${ASI_ROOT}/$1 (space? quota? rights?); the alias '${ASI_NAME}' was not moved"
+    local said=''
+    if [[ -n "${ASI_ERRORS}" ]]; then
+        said="$(tail -n 1 "/proc/self/fd/${ASI_ERRORS}" | head -c 500)"
+    fi
+    asi::refuse unavailable "cannot write below ${ASI_ROOT}/$1: ${said:-space, quota or rights}; the alias '${ASI_NAME}' was not moved"
 }
 
 # asi::read_record - whole, or nothing happens: a broken connection ends a stream early and silently.
@@ -88,13 +102,19 @@ asi::locate_target() {
 
 # asi::check_target - the file is the one the job saw. What prune has just put in the trash comes back.
 asi::check_target() {
-    local -r trash="${ASI_ROOT}/store/.trash/${ASI_DIGEST:-none}"
+    local -r trash="${ASI_ROOT}/store/.trash"
+    local -r item="${trash}/${ASI_DIGEST:-none}"
     local size='' inode='' mtime=''
-    if [[ -n "${ASI_DIGEST}" && ! -e "${ASI_TARGET}" && ! -L "${ASI_TARGET}" && -f "${trash}/${ASI_DIGEST}.sqsh" ]]; then
-        mv -n -T -- "${trash}/${ASI_DIGEST}.sqsh" "${ASI_TARGET}" || true
+    ls -a -- "${ASI_TARGET%/*}/" > /dev/null 2>&1 # refreshes a file server's attribute cache
+    if [[ -n "${ASI_DIGEST}" && ! -e "${ASI_TARGET}" && ! -L "${ASI_TARGET}" ]] \
+        && [[ ! -L "${trash}" && ! -L "${item}" && -f "${item}/${ASI_DIGEST}.sqsh" && ! -L "${item}/${ASI_DIGEST}.sqsh" ]]; then
+        mv -n -T -- "${item}/${ASI_DIGEST}.sqsh" "${ASI_TARGET}" || true
+    fi
+    if [[ ! -e "${ASI_TARGET}" && ! -L "${ASI_TARGET}" ]]; then
+        asi::refuse not_visible "${ASI_TARGET} is gone, or not visible on $(uname -n) yet; the alias '${ASI_NAME}' was not moved"
     fi
     if [[ ! -f "${ASI_TARGET}" || -L "${ASI_TARGET}" ]]; then
-        asi::refuse integrity "${ASI_TARGET} is not there any more; the alias '${ASI_NAME}' was not moved"
+        asi::refuse integrity "${ASI_TARGET} is not a regular file any more; the alias '${ASI_NAME}' was not moved"
     fi
     read -r size inode mtime <<< "$(stat -c '%s %i %Y' -- "${ASI_TARGET}")"
     if [[ "${size}" != "${ASI_SIZE}" || "${inode}" != "${ASI_INODE}" || "${mtime}" != "${ASI_MTIME}" ]]; then
@@ -110,18 +130,10 @@ asi::check_names() {
     fi
     for suffix in sqsh json; do
         if [[ -e "${ASI_NAME}.${suffix}" || -L "${ASI_NAME}.${suffix}" ]] \
-            && [[ "$(readlink -- "${ASI_NAME}.${suffix}")" != "$(asi::fixed_link "${suffix}")" ]]; then
+            && [[ "$(readlink -- "${ASI_NAME}.${suffix}")" != "$(asi::fixed_link "${ASI_NAME}" "${suffix}")" ]]; then
             asi::refuse conflict "${ASI_ROOT}/aliases/${ASI_NAME}.${suffix} is not a link of ours; nothing was overwritten"
         fi
     done
-}
-
-# asi::fixed_link SUFFIX - text of aliases/<name>.SUFFIX.
-asi::fixed_link() {
-    case "$1" in
-        sqsh) printf '%s.d/current/image.sqsh\n' "${ASI_NAME}" ;;
-        json) printf '%s.d/current/record.json\n' "${ASI_NAME}" ;;
-    esac
 }
 
 # asi::newest - number of the alias's newest version; nothing when there is none.
@@ -195,7 +207,7 @@ asi::conflicts() {
 asi::repeat() {
     local before=''
     ASI_NUMBER="${ASI_CURRENT}"
-    if [[ "${ASI_REUSED}" != 1 && "${ASI_PREVIOUS}" == "${ASI_RECORD}" ]]; then
+    if [[ "${ASI_PREVIOUS}" == "${ASI_RECORD}" ]]; then
         before="$(asi::versions "${ASI_HISTORY}" | grep -Fx -A 1 -- "${ASI_CURRENT}" | tail -n 1)"
         if [[ "${before}" == "${ASI_CURRENT}" ]] || asi::differs "${before}"; then
             ASI_MOVED=1
@@ -209,7 +221,7 @@ asi::repeat() {
 
 # asi::write_record FILE - read-only and on disk.
 asi::write_record() {
-    { printf '%s\n' "${ASI_RECORD}" > "$1"; } 2> /dev/null && asi::set_mode "$1" 0440 0400 && sync -- "$1"
+    printf '%s\n' "${ASI_RECORD}" > "$1" && asi::set_mode "$1" 0440 0400 && sync -- "$1"
 }
 
 # asi::write_store_record - the first record of a store file stays beside it for good.
@@ -234,24 +246,28 @@ asi::still_ours() {
 # asi::write_version - complete and on disk before it gets its number.
 asi::write_version() {
     local -r new="${ASI_HISTORY}/.new-${ASI_MARK}"
-    if ! { mkdir -m 0700 -- "${new}" && asi::write_record "${new}/record.json" \
-        && ln -s -- "${ASI_LINK}" "${new}/image.sqsh" && asi::set_mode "${new}" 2770 0700 \
-        && sync -- "${new}"; }; then
+    # The mode before the content: whoever finds what we left, when we died, can remove it.
+    if ! { mkdir -m 0700 -- "${new}" && asi::set_mode "${new}" 2770 0700 && asi::write_record "${new}/record.json" \
+        && ln -s -- "${ASI_LINK}" "${new}/image.sqsh" && sync -- "${new}"; }; then
         asi::cannot_write aliases
     fi
     asi::still_ours
     mv -T -- "${new}" "${ASI_HISTORY}/${ASI_NUMBER}" || asi::cannot_write aliases
 }
 
-# asi::commit - the fixed links lead nowhere until the one rename makes them both mean the new version.
-asi::commit() {
-    local -r new="${ASI_HISTORY}/.current-${ASI_MARK}"
+# asi::make_links - the fixed links; they lead nowhere until a version is committed.
+asi::make_links() {
     local suffix=''
     for suffix in sqsh json; do
         if [[ ! -L "${ASI_NAME}.${suffix}" ]]; then
-            ln -s -- "$(asi::fixed_link "${suffix}")" "${ASI_NAME}.${suffix}" || asi::cannot_write aliases
+            ln -s -- "$(asi::fixed_link "${ASI_NAME}" "${suffix}")" "${ASI_NAME}.${suffix}" || asi::cannot_write aliases
         fi
     done
+}
+
+# asi::commit - the one rename makes both links mean the new version.
+asi::commit() {
+    local -r new="${ASI_HISTORY}/.current-${ASI_MARK}"
     ln -s -- "${ASI_NUMBER}" "${new}" || asi::cannot_write aliases
     asi::still_ours
     mv -f -T -- "${new}" "${ASI_HISTORY}/current" || asi::cannot_write aliases
@@ -264,6 +280,7 @@ asi::main() {
     trap '' PIPE # the connection is gone: finish what was begun, the next call finds it done
     # shellcheck disable=SC2034 # read by locks.sh
     ASI_LOCKS="${ASI_ROOT}/aliases/.locks"
+    asi::keep_errors
     asi::read_record
     cd "${ASI_ROOT}/aliases" || asi::refuse unavailable "cannot enter ${ASI_ROOT}/aliases"
     asi::locate_target
@@ -284,7 +301,10 @@ asi::main() {
             rm -f -- ".unnamed/${ASI_DIGEST}" # prune counts anew from the day nothing names the file
         fi
         asi::write_version
+        asi::make_links
         asi::commit
+    else
+        asi::make_links # somebody may have removed them
     fi
     asi::unlock_all
     sync -- "${ASI_HISTORY}" . 2> /dev/null || true

@@ -54,6 +54,15 @@ asi::put_alias() {
     fi
 }
 
+# asi::put_current NAME - what the alias means now, if both its links lead there; nothing where it has to be made good.
+asi::put_current() {
+    local -r base="${ASI_ROOT}/aliases/$1"
+    if [[ "$(readlink -- "${base}.sqsh")" == "$(asi::fixed_link "$1" sqsh)" \
+        && "$(readlink -- "${base}.json")" == "$(asi::fixed_link "$1" json)" ]]; then
+        asi::put_alias "$1" 0
+    fi
+}
+
 # asi::put_stored SHA256 - facts: `SHA256 RECORDED STATE SIZE INODE MTIME PATH`.
 asi::put_stored() {
     local -r base="${ASI_ROOT}/store/sha256/$1"

@@ -84,6 +84,14 @@ asi::current() {
     fi
 }
 
+# asi::fixed_link NAME SUFFIX - text of the link aliases/<NAME>.SUFFIX.
+asi::fixed_link() {
+    case "$2" in
+        sqsh) printf '%s.d/current/image.sqsh\n' "$1" ;;
+        json) printf '%s.d/current/record.json\n' "$1" ;;
+    esac
+}
+
 # asi::active_jobs - ids of the jobs in squeue's answer (ASI_OUTPUT) that may still run: all but those in a state that
 # is an end, so a held job, or a state of a later Slurm, is active.
 asi::active_jobs() {

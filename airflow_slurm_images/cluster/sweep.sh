@@ -50,7 +50,8 @@ asi::prune_partials() {
     done < <(find "${ASI_STORE}" -maxdepth 1 -type f -name '.partial-*' -printf '%s\t%T@\t%C@\t%p\0'
         find "${ASI_ALIASES}" -mindepth 1 -maxdepth 2 -type d -empty -name '.new-*' -printf '0\t%T@\t%C@\t%p\0')
     if asi::for_real; then
-        find "${ASI_ALIASES}/.unnamed" -type f -printf '%f\n' 2> /dev/null | while IFS= read -r path; do
+        find "${ASI_ALIASES}/.unnamed" -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}' -printf '%f\n' \
+            2> /dev/null | while IFS= read -r path; do
             if [[ ! -e "${ASI_STORE}/${path}.sqsh" && ! -e "${ASI_STORE}/${path}.json" ]]; then
                 rm -f -- "${ASI_ALIASES}/.unnamed/${path}"
             fi
@@ -75,7 +76,7 @@ asi::prune_locks() {
             continue
         fi
         case "${path##*/}" in
-            .* | *.dead-* | *.break) asi::remove lock "${path}" 0 'left by a dead command' ;;
+            .* | *.dead-* | *.break) asi::prune_lock "${path}" 'left by a dead command' ;;
             *)
                 if asi::for_real; then
                     asi::break_lock "${path}" "${seen[${path}]}"
@@ -86,9 +87,21 @@ asi::prune_locks() {
     done
 }
 
+# asi::prune_lock PATH DETAIL - an empty file (a look at the clock), or what a lock is made of.
+asi::prune_lock() {
+    if [[ -f "$1" && ! -L "$1" && ! -s "$1" ]]; then
+        asi::remove lock "$1" 0 "$2"
+    elif [[ ! -d "$1" || -L "$1" || -n "$(find "$1" -mindepth 1 -maxdepth 1 ! -name owner -print -quit)" ]] \
+        || { asi::for_real && ! asi::discard_lock "$1"; }; then
+        asi::did lock kept 0 "$1" 'holds more than a lock; look at it and move it away'
+    else
+        asi::did lock removed 0 "$1" "$2"
+    fi
+}
+
 # asi::active_runs - run keys with a job that Slurm still knows; 1 when Slurm does not answer.
 asi::active_runs() {
-    asi::run squeue 30 squeue --noheader --states=all --user="$(id -un)" --format=%j
+    asi::run squeue 30 squeue --noheader --all --states=all --user="$(id -un)" --format=%j
     ((ASI_STATUS == 0))
 }
 

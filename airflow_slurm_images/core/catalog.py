@@ -257,6 +257,29 @@ def store_facts(record: ImageRecord) -> StoreFacts | None:
         return None
 
 
+def means(version: AliasVersion, record: ImageRecord, facts: StoreFacts) -> bool:
+    """Whether an alias means just this file of the store, from the same source and with the same kind of facts."""
+    now = version.record
+    return (
+        now is not None
+        and _oci_digest(now) == _oci_digest(record)
+        and now.sqsh.managed
+        and (now.sqsh.sha256, now.inspection.inspection.kind) == (record.sqsh.sha256, facts.kind)
+        and version.path == record.sqsh.path
+        and version.file == FileState("file", facts.size_bytes, facts.inode, facts.mtime)
+    )
+
+
+def _oci_digest(record: ImageRecord) -> str | None:
+    return record.source.oci_digest if record.source else None
+
+
+def published_by(version: AliasVersion) -> str | None:
+    """The ``publisher`` that :func:`to_publish` was told."""
+    store = (version.record.model_extra or {}).get("store") if version.record else None
+    return store.get("publisher") if isinstance(store, dict) else None
+
+
 def as_reused(record: ImageRecord, *, name: str, alias_path: str, source: SourceIdentity | None = None) -> ImageRecord:
     """The record of a run that found its work done: same file and facts, this alias, ``reused`` true, no ``store``.
 
@@ -270,13 +293,14 @@ def as_reused(record: ImageRecord, *, name: str, alias_path: str, source: Source
     return ImageRecord.model_validate_json(json.dumps(values))
 
 
-def to_publish(record: ImageRecord, facts: StoreFacts) -> bytes:
+def to_publish(record: ImageRecord, facts: StoreFacts, publisher: str) -> bytes:
     """Payload of ``publish.sh``, in the model's order of keys.
 
     The script reads digest, SHA-256 and kind out of its beginning, before anything that an image could have chosen.
+    ``publisher`` names the run: the same payload again is a call whose answer was lost, and is told what that call did.
     """
     values = record.model_dump(mode="json", exclude={"store"})
-    values["store"] = facts.model_dump(mode="json")
+    values["store"] = {**facts.model_dump(mode="json"), "publisher": publisher}
     return json.dumps(values, ensure_ascii=True).encode() + b"\n"
 
 
@@ -297,5 +321,4 @@ def publication_variables(
         "ASI_RECORD_SHA256": hashlib.sha256(payload).hexdigest(),
         "ASI_ON_CONFLICT": on_conflict,
         "ASI_REWRITE": "1" if rewrite else "0",
-        "ASI_REUSED": "1" if record.reused else "0",
     }

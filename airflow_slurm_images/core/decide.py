@@ -24,6 +24,7 @@ from airflow_slurm_images.core.evidence import (
     Verdict,
     VerdictKind,
 )
+from airflow_slurm_images.core.failures import EXIT_CODES
 from airflow_slurm_images.core.slurm import AccountingRow, QueueRow
 from airflow_slurm_images.core.states import (
     HELD_STATES,
@@ -186,7 +187,7 @@ def _absent(poll: _Poll, row: Row | None, memory: Memory) -> tuple[Verdict, Memo
     notes: tuple[str, ...] = ()
     if row is not None:
         memory, notes = _observe(poll, row, memory)
-    if row is not None and kind is StateClass.FAILED:
+    if row is not None and kind is StateClass.FAILED and not _record_to_come(poll):
         return _failed(poll, row, memory, notes), memory
     outage = 0.0 if memory.unknown_since is None else poll.now - memory.unknown_since
     memory = _contact(memory)
@@ -194,12 +195,16 @@ def _absent(poll: _Poll, row: Row | None, memory: Memory) -> tuple[Verdict, Memo
         return _wait(memory, warnings=warnings), memory
     # After a long outage the rows of that time are still on their way: their grace starts now.
     fresh = outage >= poll.limits.gone_grace
+    if row is not None and kind is not StateClass.INTERRUPTED and memory.absent_since is None:
+        notes += (f"the record of job {row.job_id} is not visible yet: waiting {poll.limits.gone_grace:.0f} s for it",)
     memory = replace(memory, absent_since=poll.now if fresh else poll.since(memory.absent_since))
     if row is not None and kind is StateClass.INTERRUPTED:
         return _interrupted(poll, row, memory, notes)
     gone = poll.now - poll.since(memory.absent_since)
     if gone < poll.limits.gone_grace:
         return _wait(memory, notes, warnings + _record_warning(poll.evidence.completion)), memory
+    if row is not None and kind is StateClass.FAILED:
+        return _failed(poll, row, memory, notes, f"its record is not visible after {gone:.0f} s"), memory
     return _unexplained(poll, row, memory, gone), memory
 
 
@@ -213,14 +218,23 @@ def _interrupted(poll: _Poll, row: Row, memory: Memory, notes: tuple[str, ...]) 
 # --- words
 
 
-def _failed(poll: _Poll, row: Row, memory: Memory, notes: tuple[str, ...]) -> Verdict:
+def _record_to_come(poll: _Poll) -> bool:
+    """Whether the job ended by an exit code of its script that writes a record. Superseded, the other job does that."""
+    row = _ended_row(poll)
+    code = _exit_code(row) if row is not None and parse_state(row.state) is JobState.FAILED else None
+    return code is not None and code in EXIT_CODES and EXIT_CODES[code].reason != "superseded"
+
+
+def _failed(
+    poll: _Poll, row: Row, memory: Memory, notes: tuple[str, ...], record: str = "the job wrote no record"
+) -> Verdict:
     advice = STATE_ADVICE[parse_state(row.state) or JobState.FAILED]
     coded = _ended_row(poll) if isinstance(row, QueueRow) else row
     exit_code = _exit_code(coded)
     message = f"job {row.job_id} ended as {row.state}: {advice.message}"
     if exit_code:
         message += f" (exit code {exit_code})"
-    message += "; the job wrote no record"
+    message += f"; {record}"
     return Verdict("failed", row.state, memory.reason, exit_code, message, advice.remedy, advice.retryable, notes)
 
 

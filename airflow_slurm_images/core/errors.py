@@ -37,6 +37,10 @@ class ClusterUnavailableError(SlurmImagesError):
     retryable = True
 
 
+class NotVisibleError(ClusterUnavailableError):
+    """A file that a good job left is not visible on the login node (yet), or gone."""
+
+
 class LostContactError(ClusterUnavailableError):
     """Too many polls in a row failed. The job was left alone and may still be running."""
 

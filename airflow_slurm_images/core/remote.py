@@ -20,6 +20,7 @@ from airflow_slurm_images.core.errors import (
     ConflictError,
     IntegrityError,
     InvalidRequestError,
+    NotVisibleError,
     SlurmImagesError,
 )
 
@@ -51,8 +52,19 @@ _REFUSALS: Mapping[str, tuple[type[SlurmImagesError], str | None]] = {
         ClusterUnavailableError,
         "Look at the file system on the cluster; the task may be retried.",
     ),
-    "conflict": (ConflictError, None),
-    "integrity": (IntegrityError, None),
+    "not_visible": (
+        NotVisibleError,
+        "Check that login and compute nodes see one and the same workspace; a retry finds the file, or imports again.",
+    ),
+    "conflict": (
+        ConflictError,
+        "Decide which of the two is right: take another name, move the other one away, or allow to replace it "
+        "(on_conflict).",
+    ),
+    "integrity": (
+        IntegrityError,
+        "Look at what is named: it is damaged, or somebody else wrote it. Move it away by hand, then try again.",
+    ),
 }
 
 

@@ -57,6 +57,8 @@ def job_error(
         f"{verdict.exit_code if verdict.exit_code is not None else 'unknown'}"
         + (f", node {record.node}" if record and record.node else "")
     )
+    if record is None and verdict.message not in failure.message:
+        parts.append(verdict.message)
     if text:
         parts.append("last lines of its output:\n  " + text.replace("\n", "\n  "))
     parts.append(f"run directory: {handle.run_directory}")

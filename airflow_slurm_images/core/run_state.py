@@ -60,7 +60,7 @@ class RunState:
     attempts: tuple[Attempt, ...]
     queue: QueueAnswer
     catalog: Catalog = field(default_factory=Catalog)
-    """Images already made from the same source, if the look asked for them."""
+    """Images already made from the same source, and what the alias means, if the look asked for them."""
 
     def active(self) -> tuple[QueueRow, ...]:
         """Jobs of this run that are in the queue and not at their end."""

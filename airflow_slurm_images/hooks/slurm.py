@@ -142,11 +142,15 @@ class SlurmHook(SSHHook):
             )
         return result
 
-    def prepare(self, run_key: str, source_digest: str = "") -> RunState:
-        """Check and make the workspace; tell what there is of the run ``run_key`` and of images of that source."""
+    def prepare(self, run_key: str, source_digest: str = "", name: str = "") -> RunState:
+        """Check and make the workspace; tell what there is of the run ``run_key`` and of images of that source.
+
+        With a source the alias ``name`` is looked at too, as it may mean one of them already.
+        """
         variables = {
             "ASI_RUN_KEY": run_key,
             "ASI_SOURCE_DIGEST": source_digest,
+            "ASI_NAME": name,
             "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
         }
         return run_state.read(self.run("prepare", variables))

@@ -264,6 +264,15 @@ def test_when_the_time_is_up_the_rest_waits_for_the_next_call(ws: Workspace) -> 
     assert one.exists()
 
 
+def before_taking_a_lock(ws: Workspace, tmp_path: Path, command: str) -> None:
+    """Something happens to a digest while its lock is waited for."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "mkdir").write_text(f'#!/bin/sh\ncase "$*" in *sha256-*) {command};; esac\nexec /bin/mkdir "$@"\n')
+    (tools / "mkdir").chmod(0o755)
+    ws.environment["PATH"] = f"{tools}:{ws.environment['PATH']}"
+
+
 def test_a_workspace_whose_store_is_a_link_is_refused(ws: Workspace, tmp_path: Path) -> None:
     ws.store.rmdir()
     ws.store.symlink_to(tmp_path)
@@ -281,6 +290,59 @@ def test_file_modes_do_not_stop_the_owner(ws: Workspace) -> None:
 def test_prune_says_how_it_ended(ws: Workspace) -> None:
     result: remote.RemoteResult = ws.run("prune", PRUNE)
     assert (result.status, result.text("complete"), result.text("report")) == (0, "1", "")
+
+
+def test_what_came_back_and_went_again_meanwhile_stays_in_the_trash_for_its_time(ws: Workspace, tmp_path: Path) -> None:
+    one = ws.add("one")
+    item = ws.root / "store/.trash" / one.stem
+    item.mkdir(parents=True)
+    one.rename(item / one.name)
+    ws.age(item, 30 * DAY)
+    before_taking_a_lock(ws, tmp_path, f"touch {item}")
+    assert ws.prune() == []
+    assert (item / one.name).read_text() == "one"
+
+
+def test_a_file_that_cannot_be_brought_back_is_not_said_to_be(ws: Workspace) -> None:
+    (one,) = published(ws, "one")
+    item = ws.root / "store/.trash" / one.stem
+    item.mkdir(parents=True)
+    one.unlink()
+    one.with_suffix(".json").rename(item / f"{one.stem}.json")
+    assert ws.prune() == [("image", "kept", f"store/.trash/{one.stem}")]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "store/.trash/{hex}/notes",
+        "store/.trash/notes",
+        "store/sha256/notes",
+        "store/sha256/{other}.sqsh/notes",
+        "aliases/notes",
+        "aliases/vllm.d/notes",
+        "aliases/.unnamed/notes",
+        "aliases/.locks/alias-x.dead-y/notes",
+        "aliases/.locks/alias-x.dead-y/sub/owner",
+        "aliases/.locks/.notes",
+        "aliases/.locks/notes/notes",
+    ],
+)
+def test_what_is_not_ours_is_never_lost(ws: Workspace, place: str) -> None:
+    one, _ = published(ws, "one", "two")
+    path = ws.root / place.format(hex=one.stem, other="0" * 64)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("precious")
+    ws.preamble = b"sleep() { :; }\n"
+    for _ in range(3):
+        for found in (*ws.aliases.rglob("*"), *ws.root.glob("store/.trash/*")):
+            ws.age(found, 100 * DAY)
+        ws.prune(ASI_KEEP_LAST="1", ASI_PARTIAL_SECONDS="0", **NOW)
+    assert not one.exists()
+    assert [found.read_text() for found in ws.root.rglob("*") if found.name == path.name and found.is_file()] == [
+        "precious"
+    ]
+    assert ws.current() == "two"
 
 
 # --- names that another member of the group chose
@@ -327,11 +389,7 @@ def test_a_file_that_somebody_wants_while_its_lock_is_waited_for_stays(ws: Works
     ws.prune(ASI_KEEP_LAST="1")
     mark = ws.aliases / ".unnamed" / one.stem
     ws.age(mark, 100 * DAY)
-    tools = tmp_path / "tools"
-    tools.mkdir()
     # A job that brought the same bytes held the lock just before, and took the mark away.
-    (tools / "mkdir").write_text(f'#!/bin/sh\ncase "$*" in *sha256-*) rm -f {mark};; esac\nexec /bin/mkdir "$@"\n')
-    (tools / "mkdir").chmod(0o755)
-    ws.environment["PATH"] = f"{tools}:{ws.environment['PATH']}"
+    before_taking_a_lock(ws, tmp_path, f"rm -f {mark}")
     assert ws.prune() == [("image", "kept", f"store/sha256/{one.name}")]
     assert one.exists()

@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,11 @@ def ws(tmp_path: Path) -> Workspace:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
+
+
+def callers(ws: Workspace, number: int) -> list[Workspace]:
+    """As many tasks: each call has a marker of its own."""
+    return [replace(ws, mark=f"asi-{index:032x}") for index in range(number)]
 
 
 def refusal(result: remote.RemoteResult) -> str:
@@ -100,10 +108,28 @@ def test_a_call_whose_answer_was_lost_tells_again_that_it_moved_the_alias(ws: Wo
     assert json.loads(result.text("previous"))["sqsh"]["path"] == str(first)
 
 
-def test_a_reused_record_seen_again_is_no_move(ws: Workspace) -> None:
+def test_links_that_somebody_removed_come_back_though_nothing_moved(ws: Workspace) -> None:
     file = ws.add("one")
-    ws.publish(file, ASI_REUSED="1")
-    assert ws.publish(file, ASI_REUSED="1").text("moved") == "0"
+    ws.publish(file)
+    for suffix in ("sqsh", "json"):
+        (ws.aliases / f"vllm.{suffix}").unlink()
+    again = json.loads(ws.record(file))
+    again["job"]["job_id"] = 5
+    result = ws.publish(file, record=json.dumps(again).encode() + b"\n")
+    assert (result.text("number"), result.text("moved")) == ("1", "0")
+    assert ws.current() == "one"
+
+
+def test_a_reused_image_is_told_again_to_its_own_run_and_not_to_the_next_one(ws: Workspace) -> None:
+    first, second = ws.add("one"), ws.add("two")
+    ws.publish(first)
+    record = json.loads(ws.record(second))
+    results = []
+    for publisher in ("tonight.1", "tonight.1", "tomorrow.1"):
+        record.update(reused=True, store={**record["store"], "publisher": publisher})
+        results.append(ws.publish(second, record=json.dumps(record).encode() + b"\n"))
+    assert [result.text("moved") for result in results] == ["1", "1", "0"]
+    assert {result.text("number") for result in results} == {"2"}
 
 
 def test_on_conflict_fail_refuses_another_digest(ws: Workspace) -> None:
@@ -166,6 +192,32 @@ def test_a_file_that_is_not_the_one_the_job_saw_is_refused(ws: Workspace, variab
     assert refusal(ws.run("publish", constants, record)) == "integrity"
     assert ws.current() is None
     assert ws.leftovers() == []
+
+
+def test_a_file_that_is_not_visible_is_told_apart_from_a_wrong_one(ws: Workspace) -> None:
+    file = ws.add("one")
+    constants, record = ws.publication(file, "vllm")
+    file.unlink()
+    result = ws.run("publish", constants, record)
+    assert refusal(result) == "not_visible"
+    assert str(file) in result.text("message")
+    assert ws.leftovers() == []
+
+
+@pytest.mark.parametrize("level", [".trash", ".trash/{stem}", ".trash/{stem}/{name}"])
+def test_nothing_is_taken_out_of_the_trash_through_a_link(ws: Workspace, tmp_path: Path, level: str) -> None:
+    file = ws.add("one")
+    constants, record = ws.publication(file, "vllm")
+    link = ws.root / "store" / level.format(stem=file.stem, name=file.name)
+    planted = tmp_path / "planted"
+    inside = planted / str((ws.root / "store/.trash" / file.stem / file.name).relative_to(link))
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    file.rename(inside)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(planted)
+    assert refusal(ws.run("publish", constants, record)) == "not_visible"
+    assert inside.read_text() == "one"
+    assert ws.files() == []
 
 
 def test_a_store_file_that_is_a_link_is_refused(ws: Workspace) -> None:
@@ -262,6 +314,56 @@ def test_the_lock_of_a_living_publisher_is_waited_for(ws: Workspace) -> None:
     release.join()
 
 
+def plant_pipe(lock: Path) -> Path:
+    lock.mkdir()
+    os.mkfifo(lock / "owner")
+    return lock / "owner"
+
+
+def plant_endless(lock: Path) -> Path:
+    lock.mkdir()
+    (lock / "owner").symlink_to("/dev/zero")
+    return lock / "owner"
+
+
+def plant_file(lock: Path) -> Path:
+    lock.write_text("precious")
+    return lock
+
+
+def plant_directory(lock: Path) -> Path:
+    lock.mkdir()
+    (lock / "precious").write_text("precious")
+    return lock / "precious"
+
+
+def plant_link(lock: Path) -> Path:
+    home = lock.parents[3] / "home"
+    home.mkdir()
+    (home / "owner").write_text("precious")
+    lock.symlink_to(home)
+    return home / "owner"
+
+
+@pytest.mark.parametrize("plant", [plant_pipe, plant_endless, plant_file, plant_directory, plant_link])
+@pytest.mark.parametrize("name", ["alias-vllm", "sha256"])
+def test_something_foreign_in_place_of_a_lock_holds_nobody_up_for_good_and_is_not_lost(
+    ws: Workspace, plant: Callable[[Path], Path], name: str
+) -> None:
+    file = ws.add("one")
+    lock = ws.aliases / ".locks" / (f"sha256-{file.stem}" if name == "sha256" else name)
+    lock.parent.mkdir()
+    planted = plant(lock)
+    for path in {lock, planted}:
+        ws.age(path, 3600)
+    ws.preamble = b"sleep() { :; }\n"
+    assert refusal(ws.publish(file)) == ""
+    assert ws.current() == "one"
+    ws.prune()
+    texts = [path.read_text() for path in (*ws.root.rglob("*"), *ws.root.parent.glob("home/*")) if path.is_file()]
+    assert texts.count("precious") == (0 if plant in (plant_pipe, plant_endless) else 1)
+
+
 def test_a_lock_that_stays_held_is_a_failure_that_changes_nothing(ws: Workspace) -> None:
     lock = ws.aliases / ".locks/alias-vllm"
     lock.mkdir(parents=True)
@@ -298,7 +400,7 @@ def test_eight_publishers_of_one_image_and_one_alias_all_succeed(ws: Workspace) 
         record["job"]["job_id"] = job + 1
         records.append(json.dumps(record).encode() + b"\n")
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda record: ws.publish(file, record=record), records))
+        results = list(pool.map(lambda caller, record: caller.publish(file, record=record), callers(ws, 8), records))
     assert [refusal(result) for result in results] == [""] * 8
     assert [result.text("moved") for result in results].count("1") == 1
     assert [path.name for path in ws.store.glob("*.sqsh")] == [file.name]
@@ -309,7 +411,7 @@ def test_eight_publishers_of_one_image_and_one_alias_all_succeed(ws: Workspace) 
 def test_publishers_of_different_images_all_succeed_and_history_tells(ws: Workspace) -> None:
     files = [ws.add(str(number)) for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(ws.publish, files))
+        results = list(pool.map(lambda caller, file: caller.publish(file), callers(ws, 8), files))
     assert [refusal(result) for result in results] == [""] * 8
     assert sorted(int(result.text("number")) for result in results) == list(range(1, 9))
     last = next(file for file, result in zip(files, results, strict=True) if result.text("number") == "8")
@@ -349,6 +451,25 @@ def test_no_space_leaves_the_old_meaning(ws: Workspace) -> None:
     assert refusal(result) == "unavailable"
     assert ws.current() == "one"
     assert ws.leftovers() == []
+
+
+def test_what_the_tools_said_of_the_file_system_is_told(ws: Workspace) -> None:
+    ws.preamble = b"sync() { printf 'sync: error syncing: Disk quota exceeded\\n' >&2; return 1; }\n"
+    result = ws.publish(ws.add("one"))
+    assert refusal(result) == "unavailable"
+    assert "Disk quota exceeded" in result.text("message")
+    assert str(ws.root) in result.text("message")
+
+
+def test_a_full_file_system_is_told_and_changes_nothing(ws: Workspace) -> None:
+    file = ws.add("one")
+    record = json.loads(ws.record(file))
+    record["image"]["environment"] = {"A": "x" * 400_000}
+    ws.command = ("unshare", "--user", "--map-root-user", "--mount", *ws.command)
+    ws.preamble = f"mount -t tmpfs -o size=200k none '{ws.aliases}'\n".encode()
+    result = ws.publish(file, record=json.dumps(record).encode() + b"\n", ASI_MANAGED="0")
+    assert refusal(result) == "unavailable"
+    assert "No space left on device" in result.text("message")
 
 
 def test_the_answer_holds_nothing_but_fields(ws: Workspace) -> None:

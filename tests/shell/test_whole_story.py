@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +17,19 @@ from airflow_slurm_images import submitting
 from airflow_slurm_images.core.decide import Limits
 from airflow_slurm_images.core.errors import (
     ClusterUnavailableError,
+    ConflictError,
     IntegrityError,
     JobFailedError,
+    NotVisibleError,
     SubmissionUnknownError,
 )
 from airflow_slurm_images.core.records import ImageRecord, JobHandle
-from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
-from airflow_slurm_images.lifecycle import Lifecycle, Work
-from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from airflow_slurm_images.core.remote import TruncatedAnswerError
+from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import
+from airflow_slurm_images.hooks import ssh_exchange
+from airflow_slurm_images.lifecycle import Finished, Lifecycle, Work
+from tests.shell.fake_slurm.images import image
+from tests.shell.fake_slurm.login import REFERENCE, RUN_KEY, LocalCluster, import_request, inspect_request
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 LOG = logging.getLogger("tests.story")
@@ -48,6 +56,13 @@ class Story:
     ) -> Work:
         given = request or import_request("client")
         return Work(given, RUN_KEY, generation, retry, "lab", {}, if_present="reimport")
+
+    def import_again(self, name: str = "tool", run: str = "f", kind: str = "client", **options: Any) -> Finished:
+        """Another run that asks for the same image and needs no job."""
+        request = build_import(image=REFERENCE, name=name, kind=kind)
+        finished = self.lifecycle.begin(Work(request, run * 32, 1, False, "lab", {}, **options))
+        assert isinstance(finished, Finished)
+        return finished
 
     def begin(self, work: Work) -> JobHandle:
         """Begin something that needs a job."""
@@ -216,6 +231,139 @@ def test_a_pending_timeout_cancels_the_job_and_sees_it_gone(story: Story) -> Non
     with pytest.raises(JobFailedError, match="pending_timeout"):
         story.wait(handle, pending_timeout=600)
     assert story.cluster.slurm.job(handle.job_id)["state"] == "CANCELLED"
+
+
+# --- unchanged is free
+
+
+@pytest.fixture
+def imported(story: Story) -> ImageRecord:
+    """What a first run made of the image; the cluster counts its commands from now on."""
+    handle = story.begin(story.work())
+    story.wait(handle)
+    record = story.finish(handle)
+    story.cluster.commands.clear()
+    return record
+
+
+def test_an_unchanged_image_costs_one_round_trip(story: Story, imported: ImageRecord) -> None:
+    again = story.import_again()
+    assert len(story.cluster.commands) == 1
+    assert (again.moved, again.record.reused, again.record.sqsh) == (False, True, imported.sqsh)
+    assert len(story.cluster.slurm.jobs()) == 1
+
+
+def test_an_alias_that_means_something_else_is_moved_without_a_job(story: Story, imported: ImageRecord) -> None:
+    again = story.import_again("other")
+    assert len(story.cluster.commands) == 2
+    assert (again.moved, again.record.name, again.record.sqsh.sha256) == (True, "other", imported.sqsh.sha256)
+    assert (story.cluster.workspace / "aliases/other.sqsh").resolve() == Path(imported.sqsh.path)
+    assert len(story.cluster.slurm.jobs()) == 1
+
+
+@pytest.mark.parametrize("suffix", ["sqsh", "json"])
+def test_a_link_that_was_removed_comes_back(story: Story, imported: ImageRecord, suffix: str) -> None:
+    link = story.cluster.workspace / f"aliases/tool.{suffix}"
+    link.unlink()
+    assert story.import_again().moved is False
+    assert link.exists()
+
+
+def test_an_alias_that_is_elsewhere_is_refused_when_the_author_said_so(story: Story, imported: ImageRecord) -> None:
+    given = story.cluster.slurm.enroot / "given.sqsh"
+    given.write_bytes(image("plain").read_bytes())
+    handle = story.begin(story.work(inspect_request(given, name="other"), generation=2))
+    story.wait(handle)
+    story.finish(handle)
+    with pytest.raises(ConflictError, match=r"'other' means another image.*\n?.*on_conflict") as caught:
+        story.import_again("other", on_conflict="fail")
+    assert caught.value.remedy
+    assert (story.cluster.workspace / "aliases/other.sqsh").resolve() == given
+
+
+def test_a_move_whose_answer_was_lost_is_told_to_the_retry_and_not_to_the_next_run(
+    story: Story, imported: ImageRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ssh_exchange.exchange
+
+    def lost(client: Any, command: str, stdin: bytes, timeout: float, where: str) -> bytes:
+        answer = whole(client, command, stdin, timeout, where)
+        return answer[: len(answer) // 2] if b"asi::commit" in stdin else answer
+
+    with monkeypatch.context() as patch, pytest.raises(TruncatedAnswerError):
+        patch.setattr(ssh_exchange, "exchange", lost)
+        story.import_again("other", run="e")
+    assert story.import_again("other", run="e").moved is True
+    assert story.import_again("other", run="d").moved is False
+
+
+def test_another_kind_is_inspected_and_not_imported(story: Story, imported: ImageRecord) -> None:
+    client = import_request("generic")
+    handle = story.lifecycle.begin(Work(client, "e" * 32, 1, False, "lab", {}))
+    assert isinstance(handle, JobHandle)
+    story.wait(handle)
+    finished = story.lifecycle.finish(handle)
+    assert (finished.moved, finished.record.sqsh) == (False, imported.sqsh)
+    assert finished.record.inspection.inspection.kind == "generic"
+    assert "phase import" not in Path(handle.run_directory, "slurm.out").read_text()
+
+
+def test_verify_hashes_the_file_in_a_job_and_imports_nothing(story: Story, imported: ImageRecord) -> None:
+    file = Path(imported.sqsh.path)
+    work = Work(import_request("client"), "e" * 32, 1, False, "lab", {}, if_present="verify")
+    handle = story.lifecycle.begin(work)
+    assert isinstance(handle, JobHandle)
+    story.wait(handle)
+    assert story.finish(handle).sqsh == imported.sqsh
+    assert "phase import" not in Path(handle.run_directory, "slurm.out").read_text()
+
+    stat, data = file.stat(), bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(data)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    handle = story.begin(replace(work, run_key="d" * 32))
+    with pytest.raises(IntegrityError, match="holds other bytes than its name says") as caught:
+        story.wait(handle)
+    assert file.name in str(caught.value)
+    assert caught.value.remedy
+    assert file.read_bytes() == data
+
+
+# --- what is not visible yet
+
+
+def test_a_store_file_that_the_login_node_sees_later_is_waited_for(story: Story) -> None:
+    handle = story.begin(story.work())
+    story.wait(handle)
+    there, hidden = story.cluster.workspace / "store/sha256", story.cluster.workspace / "hidden"
+    there.rename(hidden)
+    there.mkdir(mode=0o700)
+
+    def appears() -> None:
+        if story.now > 15:
+            there.rmdir()
+            hidden.rename(there)
+            story.meanwhile = lambda: None
+
+    story.now, story.meanwhile = 0.0, appears
+    record = story.finish(handle)
+    assert story.now > 15
+    assert (story.cluster.workspace / "aliases/tool.sqsh").resolve() == Path(record.sqsh.path)
+
+
+def test_a_store_file_that_stays_invisible_is_named(story: Story) -> None:
+    handle = story.begin(story.work())
+    story.wait(handle)
+    (file,) = (story.cluster.workspace / "store/sha256").glob("*.sqsh")
+    file.unlink()
+    begun = story.now
+    with pytest.raises(NotVisibleError, match="gone, or not visible") as caught:
+        story.finish(handle)
+    assert str(file) in caught.value.message
+    assert caught.value.remedy
+    assert handle.record_wait <= story.now - begun < handle.record_wait + 10
+    assert not (story.cluster.workspace / "aliases/tool.sqsh").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["plan.json", "completion.json", "output/facts.json"])

@@ -161,7 +161,6 @@ class Workspace:
             "ASI_RECORD_SHA256": hashlib.sha256(record).hexdigest(),
             "ASI_ON_CONFLICT": "replace",
             "ASI_REWRITE": "0",
-            "ASI_REUSED": "0",
             **variables,
         }
         return constants, record

@@ -311,6 +311,33 @@ def test_fs_1_completed_without_a_record_has_its_own_message(answer: QueueAnswer
     assert watch.verdict.message == "job COMPLETED but record not visible after 60 s"
 
 
+@pytest.mark.parametrize("answer", [EMPTY, queue("FAILED")])
+def test_fs_1_the_record_of_a_failure_is_waited_for_too(answer: QueueAnswer) -> None:
+    watch = Watch(Limits(gone_grace=60), interval=10)
+    watch.poll(queue("RUNNING"))
+    assert watch.poll(answer, sacct(row("FAILED", 78))) == "wait"
+    assert any("record of job 481 is not visible yet" in note for note in watch.notes)
+    assert watch.poll(answer, sacct(row("FAILED", 78)), CompletionFound(78)) == "failed"
+    assert "says its completion record" in watch.verdict.message
+
+
+def test_fs_1_a_failure_whose_record_never_comes_says_that_it_is_not_visible() -> None:
+    watch = Watch(Limits(gone_grace=60))
+    watch.poll(queue("RUNNING"))
+    watch.until_end(EMPTY, sacct(row("FAILED", 78)))
+    assert (watch.verdict.kind, watch.verdict.exit_code) == ("failed", 78)
+    assert "its record is not visible after 60 s" in watch.verdict.message
+    assert "wrote no record" not in watch.verdict.message
+
+
+@pytest.mark.parametrize(("code", "signal"), [(1, 0), (72, 0), (0, 9)])
+def test_fs_1_an_end_that_writes_no_record_is_not_waited_for(code: int, signal: int) -> None:
+    watch = Watch()
+    watch.poll(queue("RUNNING"))
+    assert watch.poll(EMPTY, sacct(row("FAILED", code, signal))) == "failed"
+    assert "wrote no record" in watch.verdict.message
+
+
 # ACC
 
 
