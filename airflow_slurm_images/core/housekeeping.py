@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_slurm_images.core.fields import whole_number
 from airflow_slurm_images.core.remote import RemoteResult
 
 DAY = 86400
@@ -78,9 +79,9 @@ class PruneReport:
         """Read the answer of ``prune.sh``."""
         lines = (line.split("\t") for line in result.text("report").splitlines())
         actions = tuple(
-            PruneAction(line[0], line[1], int(line[2]), line[3], line[4])
+            PruneAction(line[0], line[1], size, line[3], line[4])
             for line in lines
-            if len(line) == 5 and line[2].isdigit()
+            if len(line) == 5 and (size := whole_number(line[2])) is not None
         )
         return cls(actions, result.text("complete") == "1", dry_run)
 

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about an image: from bytes the job read out of the ``.sqsh``, and from the inspector's file.
+"""Facts about an image from bytes the job read out of the ``.sqsh`` without starting it.
 
 Everything here comes from an untrusted image. :func:`static_facts` never raises: what cannot be read is left
-out and named under ``warnings``. :func:`read_inspector_facts` is strict and raises ``ValueError``. What was
-read from outside is never replaced by what a program inside the image said (:func:`image_section`).
+out and named under ``warnings``. What was read from outside is never replaced by what a program inside the image
+said (:func:`image_section`).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from airflow_slurm_images.core.fields import reserved_key
 from airflow_slurm_images.core.image_description import parse_description
 from airflow_slurm_images.core.image_formats import (
     parse_elf_architecture,
@@ -25,21 +24,6 @@ from airflow_slurm_images.core.image_formats import (
 
 STATIC_FILE_LIMIT = 256 * 1024
 """Bytes the job reads of each file; one of this size was cut."""
-FACTS_LIMIT = 1024 * 1024
-"""Bytes of the inspector's file; a larger one is refused."""
-_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-
-
-@dataclass(frozen=True)
-class InspectorFacts:
-    """A valid facts file: ``inspection`` and ``image``, or ``error`` alone."""
-
-    kind: str | None
-    inspector_version: str | None
-    inspection: dict[str, Any] | None
-    image: dict[str, Any]
-    error: tuple[str, str] | None
-    """(code, message) of an inspection that could not be made."""
 
 
 def static_facts(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -64,83 +48,31 @@ def static_facts(files: Mapping[str, bytes]) -> dict[str, Any]:
             raw = raw[: raw.rfind(b"\n", 0, STATIC_FILE_LIMIT) + 1]
             warnings.append(f"{name}: only the first {STATIC_FILE_LIMIT} bytes were read")
         try:
-            facts.update(reader(raw, warnings))
+            facts.update(_plain(reader(raw, warnings), name, warnings))
         except ValueError as error:
             warnings.append(f"{name}: {error}")
-    facts["warnings"] = warnings
+    facts["warnings"] = _plain(warnings, "", [])
     return facts
-
-
-def read_inspector_facts(raw: bytes, kind: str) -> InspectorFacts:
-    """Return the inspector's file after checking its form and the rules that hold across values.
-
-    Types and lengths of the values under ``inspection`` are checked by the records that take them. Raises
-    ValueError for what is too large, not JSON, nested or repeated in odd ways, of another version or kind, or
-    lists distributions that are not canonical, unique and sorted.
-    """
-    document = _load(raw)
-    if document.get("facts_version") != 1 or document["facts_version"] is True:
-        raise ValueError("the facts file has an unknown version")
-    if "error" in document:
-        return InspectorFacts(None, None, None, {}, _error(document["error"]))
-    inspection, image = document.get("inspection"), document.get("image")
-    if not isinstance(inspection, dict) or not isinstance(image, dict):
-        raise ValueError("the facts file has no inspection and image")
-    if document.get("kind") != kind or inspection.get("kind") != kind:
-        raise ValueError(f"the facts file is not of kind {kind}")
-    version = document.get("inspector_version")
-    if not isinstance(version, str):
-        raise ValueError("the facts file does not tell its inspector's version")
-    _check_distributions(inspection.get("distributions", []))
-    return InspectorFacts(kind, version, inspection, image, None)
 
 
 def image_section(static: Mapping[str, Any], inspected: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the ``image`` part of a record: static facts, the inspector's beside them, warnings joined."""
     inspected = inspected or {}
-    warnings = inspected.get("warnings", [])
-    texts = [text for text in warnings if isinstance(text, str)] if isinstance(warnings, list) else []
-    return {**inspected, **static, "warnings": [*static.get("warnings", []), *texts]}
+    return {**inspected, **static, "warnings": [*static.get("warnings", []), *inspected.get("warnings", [])]}
 
 
-def _load(raw: bytes) -> dict[str, Any]:
-    if len(raw) > FACTS_LIMIT:
-        raise ValueError(f"the facts file has {len(raw)} bytes, over the limit of {FACTS_LIMIT}")
-    try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-        json.dumps(document, ensure_ascii=False).encode("utf-8")  # a lone surrogate is no text
-    except RecursionError:
-        raise ValueError("the facts file is nested too deeply") from None
-    if not isinstance(document, dict):
-        raise ValueError("the facts file is not a JSON object")
-    return document
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("the facts file has a key twice")
-    return result
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"the facts file holds {name}")
-
-
-def _error(value: object) -> tuple[str, str]:
-    code, message = (value.get("code"), value.get("message")) if isinstance(value, dict) else (None, None)
-    if not isinstance(code, str) or not isinstance(message, str):
-        raise ValueError("the error in the facts file has no code and message")
-    return code[:64], message[:4096]
-
-
-def _check_distributions(distributions: object) -> None:
-    entries = distributions if isinstance(distributions, list) else [None]
-    names = [str(entry.get("name")) if isinstance(entry, dict) else "" for entry in entries]
-    if not all(_NAME.fullmatch(name) for name in names):
-        raise ValueError("a distribution in the facts file has no canonical name")
-    if names != sorted(set(names)):
-        raise ValueError("the distributions in the facts file are not unique and sorted")
+def _plain(value: Any, name: str, warnings: list[str]) -> Any:
+    """Make a value one that ``fields.plain_json`` takes: names of labels and variables are the image's choice."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")
+    if isinstance(value, list):
+        return [_plain(item, name, warnings) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if not reserved_key(key)}
+    if len(kept) < len(value):
+        warnings.append(f"{name}: {len(value) - len(kept)} names that begin with '__' were left out")
+    return {_plain(key, name, warnings): _plain(item, name, warnings) for key, item in kept.items()}
 
 
 def _superblock_facts(raw: bytes, _warnings: list[str]) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from typing import Any
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
 
 from airflow_slurm_images.core.catalog import StoreFacts
 from airflow_slurm_images.core.errors import IntegrityError, JobFailedError
-from airflow_slurm_images.core.image_facts import image_section, read_inspector_facts, static_facts
+from airflow_slurm_images.core.image_facts import image_section, static_facts
+from airflow_slurm_images.core.inspector_facts import read_inspector_facts
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.records import (
     MAX_RECORD_BYTES,
@@ -98,7 +99,7 @@ def _inspection(plan: LifecyclePlan, facts: bytes | None) -> tuple[Any, str, dic
         value = _INSPECTION.validate_json(json.dumps(found.inspection))
     except ValueError as err:  # pydantic's ValidationError is one
         raise _unusable("facts_invalid", f"the facts from the image are not valid: {_first(err)}") from err
-    return value, str(found.inspector_version), found.image
+    return value, found.inspector_version, found.image
 
 
 def _first(err: ValueError) -> str:
@@ -140,25 +141,31 @@ def check_distributions(wanted: Sequence[str], inspection: Any, image: Mapping[s
 def _installed(inspection: Any, image: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(inspection, ClientInspection):
         return {item.name: item.version for item in inspection.distributions}
-    rows = image.get("distributions")
-    pairs = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return {str(row.get("name")): str(row.get("version")) for row in pairs}
+    return {row["name"]: row["version"] for row in image.get("distributions", [])}
 
 
 def _environment(inspection: Any, image: Mapping[str, Any]) -> dict[str, str]:
-    full = str(image.get("python_version") or getattr(inspection, "python_version", "") or "")
     environment = {key: str(value) for key, value in default_environment().items()}
     environment.update({"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"})
     implementation = getattr(inspection, "python_implementation", None) or image.get("python_implementation")
     if implementation:
         environment["platform_python_implementation"] = str(implementation)
         environment["implementation_name"] = str(implementation).lower()
-    if full:
-        environment["python_full_version"] = full
-        environment["python_version"] = ".".join(full.split(".")[:2])
+    full = _python_version(inspection, image)
+    environment["python_full_version"] = full
+    environment["python_version"] = ".".join(full.split(".")[:2])
     if image.get("machine"):
         environment["platform_machine"] = str(image["machine"])
     return environment
+
+
+def _python_version(inspection: Any, image: Mapping[str, Any]) -> str:
+    for text in (image.get("python_version"), getattr(inspection, "python_version", None)):
+        try:
+            return str(Version(str(text).rstrip("+")))  # a build from a work tree says "3.15.0a1+"
+        except InvalidVersion:
+            continue
+    return "0"  # not the worker's
 
 
 def missing_distributions(

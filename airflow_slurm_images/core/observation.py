@@ -15,6 +15,7 @@ from airflow_slurm_images.core.evidence import (
     CompletionInvalid,
     Evidence,
 )
+from airflow_slurm_images.core.fields import whole_number
 from airflow_slurm_images.core.records import MAX_RECORD_BYTES, CompletionRecord
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.slurm import (
@@ -91,9 +92,9 @@ def _read_one(
 ) -> Observation:
     completion, record = read_completion(result.data(f"{index}.completion"), watch.token)
     claim = result.text(f"{index}.claim").split()
-    claimed_by = int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None
+    claimed_by = whole_number(claim[0]) if claim else None
     phase = result.text(f"{index}.phase").split()
-    offset = result.text(f"{index}.offset")
+    offset = whole_number(result.text(f"{index}.offset"))
     return Observation(
         evidence=Evidence(
             queue=queue,
@@ -104,8 +105,8 @@ def _read_one(
         record=record,
         phase=phase[0] if phase else None,
         log=result.data(f"{index}.log") or b"",
-        log_offset=int(offset) if offset.isdigit() else watch.log_offset or 0,
-        claimed_by=claimed_by,
+        log_offset=watch.log_offset or 0 if offset is None else offset,
+        claimed_by=claimed_by or None,
         missing=result.data(f"{index}.missing") is not None,
     )
 
@@ -126,10 +127,8 @@ def read_completion(data: bytes | None, token: str) -> tuple[Completion, Complet
 
 
 def _answer(result: RemoteResult, name: str) -> tuple[int, str, str] | None:
-    status = result.text(f"{name}.rc")
-    if not status.isdigit():
-        return None
-    return int(status), result.text(f"{name}.out"), result.text(f"{name}.err")
+    status = whole_number(result.text(f"{name}.rc"))
+    return None if status is None else (status, result.text(f"{name}.out"), result.text(f"{name}.err"))
 
 
 def _queue(result: RemoteResult) -> QueueAnswer:

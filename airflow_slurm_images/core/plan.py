@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from airflow_slurm_images import __version__
 from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError, OtherVersionError
-from airflow_slurm_images.core.fields import Hex16, Hex32, LoginName, NonEmpty, OciDigest, SafePath, Sha256
+from airflow_slurm_images.core.fields import Hex16, Hex32, LoginName, NonEmpty, OciDigest, SafePath, Sha256, Version1
 from airflow_slurm_images.core.profile import ClusterProfile, invalid_input
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, Request
 
@@ -87,7 +87,7 @@ class LifecyclePlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    schema_version: Literal[1] = 1
+    schema_version: Version1 = 1
     package_version: NonEmpty
     run_key: Hex32
     attempt: Hex16

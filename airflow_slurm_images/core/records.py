@@ -16,15 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from airflow_slurm_images.core.fields import (
     AliasName,
     ClusterName,
+    Fact,
     Hex16,
     Hex32,
     ImagePath,
     NonEmpty,
     OciDigest,
+    PlainJson,
     PythonVersion,
     RecordedPath,
     Sha256,
     SlurmTime,
+    Version1,
+    plain_json,
 )
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.profile import ClusterProfile
@@ -52,6 +56,11 @@ class _Strict(BaseModel):
 class _Open(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
+    @model_validator(mode="after")
+    def _keys_of_others_are_plain(self) -> _Open:
+        plain_json(self.model_extra or {})
+        return self
+
 
 class CompletedFile(_Strict):
     """The ``.sqsh`` the job worked on: identity as the job saw it. ``mtime`` in seconds since the epoch."""
@@ -67,7 +76,7 @@ class CompletedFile(_Strict):
 class CompletionRecord(_Strict):
     """Written last, by rename, by the job itself; ``token`` binds it to one attempt."""
 
-    schema_version: Literal[1]
+    schema_version: Version1
     token: Hex32
     operation: Operation
     exit_status: int = Field(ge=0, le=255)
@@ -94,8 +103,8 @@ class CompletionRecord(_Strict):
 class Distribution(_Strict):
     """One installed distribution: canonical name (PEP 503) and version."""
 
-    name: NonEmpty
-    version: NonEmpty
+    name: Fact
+    version: Fact
 
     @field_validator("name")
     @classmethod
@@ -109,12 +118,12 @@ class ClientInspection(_Strict):
     """Facts of a Python client image."""
 
     kind: Literal["client"]
-    python_implementation: NonEmpty
+    python_implementation: Fact
     python_version: PythonVersion
-    python_abi: NonEmpty
+    python_abi: Fact
     distributions: tuple[Distribution, ...]
     installer_path: ImagePath
-    installer_version: NonEmpty
+    installer_version: Fact
 
     @field_validator("distributions")
     @classmethod
@@ -130,7 +139,7 @@ class ServingInspection(_Strict):
 
     kind: Literal["serving"]
     server_type: Literal["vllm"]
-    runtime_version: NonEmpty
+    runtime_version: Fact
     executable_path: ImagePath
 
 
@@ -146,8 +155,8 @@ Inspection = Annotated[ClientInspection | ServingInspection | GenericInspection,
 class InspectionRecord(_Strict):
     """The facts found inside the image, bound to the SHA-256 of the ``.sqsh`` by the job, not by the image."""
 
-    schema_version: Literal[1] = 1
-    inspector_version: NonEmpty
+    schema_version: Version1 = 1
+    inspector_version: Fact
     sqsh_sha256: Sha256
     inspection: Inspection
 
@@ -194,14 +203,14 @@ class JobFacts(_Open):
 class ImageRecord(_Open):
     """What a task returns: source, file, inspection, image facts and job, as plain JSON in XCom."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Version1 = 1
     operation: Operation
     name: AliasName | None
     cluster: str
     source: SourceIdentity | None
     sqsh: SqshIdentity
     inspection: InspectionRecord
-    image: dict[str, Any]
+    image: PlainJson
     job: JobFacts
     reused: bool = False
 
@@ -214,7 +223,7 @@ class JobHandle(_Open):
     profile's, as it was when the job was submitted or adopted.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Version1 = 1
     slurm_conn_id: NonEmpty
     job_id: int = Field(gt=0)
     cluster: ClusterName | None

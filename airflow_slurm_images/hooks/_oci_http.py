@@ -40,6 +40,7 @@ from airflow_slurm_images.core.errors import (
     RegistryTlsError,
     RegistryUnavailableError,
 )
+from airflow_slurm_images.core.fields import whole_number
 
 USER_AGENT = f"airflow-provider-slurm-images/{__version__}"
 _AGAIN = frozenset({429, 500, 502, 503, 504})
@@ -162,7 +163,7 @@ def _read(response: httpx.Response, max_bytes: int, deadline: float) -> bytes:
     announced = response.headers.get("Content-Length", "")
     if response.request.method == "HEAD":
         return b""
-    if announced.isdigit() and int(announced) > max_bytes:
+    if (whole_number(announced) or 0) > max_bytes:
         raise _too_large(response.url, max_bytes)
     content = bytearray()
     for chunk in response.iter_bytes():

@@ -6,19 +6,13 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_slurm_images.core.image_facts import (
-    FACTS_LIMIT,
-    STATIC_FILE_LIMIT,
-    image_section,
-    read_inspector_facts,
-    static_facts,
-)
+from airflow_slurm_images.core.fields import plain_json
+from airflow_slurm_images.core.image_facts import STATIC_FILE_LIMIT, image_section, static_facts
 from airflow_slurm_images.core.image_formats import (
     parse_elf_architecture,
     parse_environment,
@@ -71,21 +65,6 @@ def superblock(**changes: int) -> bytes:
 def elf(machine: int, bits: int = 2, order: int = 1) -> bytes:
     head = b"\x7fELF" + bytes([bits, order, 1]) + bytes(9)
     return head + struct.pack(">HH" if order == 2 else "<HH", 2, machine) + bytes(44)
-
-
-def facts_file(**changes: Any) -> bytes:
-    document: dict[str, Any] = {
-        "facts_version": 1,
-        "inspector_version": "1.0.0",
-        "kind": "client",
-        "inspection": {
-            "kind": "client",
-            "distributions": [{"name": "a", "version": "1"}, {"name": "b", "version": "1"}],
-        },
-        "image": {"warnings": ["one"]},
-    }
-    document.update(changes)
-    return json.dumps(document).encode()
 
 
 def test_a_real_superblock_is_read() -> None:
@@ -294,7 +273,34 @@ NAMES = ["superblock", "elf", "os-release", "environment", "rc", "dpkg-count"]
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=200)))
 def test_any_bytes_give_plain_json(files: dict[str, bytes]) -> None:
-    json.dumps(static_facts(files), ensure_ascii=False, allow_nan=False).encode("utf-8")
+    json.dumps(plain_json(static_facts(files)), ensure_ascii=False, allow_nan=False).encode("utf-8")
+
+
+def test_names_that_airflow_would_act_on_are_left_out_and_told() -> None:
+    config = {"labels": {"__type": "airflow.sdk.Asset", "__var": "x", "kept": "y"}}
+    facts = static_facts(
+        {
+            "environment": b"__classname__=airflow.sdk.Asset\n__version__=1\n__data__=x\nPATH=/bin\n",
+            "rc": b"# __id__ 1\n# kept y\n" + RC_BODY,
+            "oci-config": json.dumps(config).encode(),
+        }
+    )
+    assert facts["environment"] == {"PATH": "/bin"}
+    assert facts["labels"] == {"kept": "y"}
+    assert [text for text in facts["warnings"] if "left out" in text] == [
+        "environment: 3 names that begin with '__' were left out",
+        "rc: 1 names that begin with '__' were left out",
+        "oci-config: 2 names that begin with '__' were left out",
+    ]
+
+
+def test_text_that_a_database_cannot_hold_is_marked() -> None:
+    script = b"\nif [ $# -gt 0 ]; then\n    exec $'a\\0b' \"$@\"\nelse\n    exec $'a\\0b'\nfi\n"
+    config = json.dumps({"labels": {"a\0b": "c\0d"}, "user": "\0", "volumes": 3}).encode()
+    facts = static_facts({"rc": script, "oci-config": config.replace(b', "volumes": 3', b"")})
+    assert facts["entrypoint"] == ["a\ufffdb"]
+    assert (facts["labels"], facts["user"]) == ({"a\ufffdb": "c\ufffdd"}, "\ufffd")
+    assert static_facts({"oci-config": b'{"labels": {"a\\u0000b": 3}}'})["warnings"][-1].count("\0") == 0
 
 
 @given(st.binary(min_size=96, max_size=96), st.integers(0, 95))
@@ -317,80 +323,9 @@ def test_any_start_script_is_read_or_refused(first: str, second: str) -> None:
     json.dumps(facts, ensure_ascii=False).encode("utf-8")
 
 
-def test_a_facts_file_is_read() -> None:
-    facts = read_inspector_facts(facts_file(), "client")
-    assert facts.error is None
-    assert facts.inspection is not None
-    assert facts.inspection["kind"] == "client"
-    assert facts.image == {"warnings": ["one"]}
-    assert facts.inspector_version == "1.0.0"
-
-
-def test_a_facts_file_with_an_error_is_read() -> None:
-    raw = json.dumps({"facts_version": 1, "error": {"code": "script_missing", "message": "why"}}).encode()
-    facts = read_inspector_facts(raw, "serving")
-    assert facts.error == ("script_missing", "why")
-    assert facts.inspection is None
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        (b" " * (FACTS_LIMIT + 1), "limit"),
-        (b"", "Expecting value"),
-        (b"\xff", "decode"),
-        (b"[]", "not a JSON object"),
-        (b"[" * 100_000, "nested|Expecting"),
-        (b'{"facts_version": NaN}', "NaN"),
-        (b'{"facts_version": 1, "facts_version": 1}', "twice"),
-        (facts_file(facts_version=2), "version"),
-        (facts_file(facts_version=True), "version"),
-        (facts_file(facts_version="1"), "version"),
-        (facts_file(kind="serving"), "kind client"),
-        (facts_file(inspection={"kind": "serving"}), "kind client"),
-        (facts_file(inspection=None), "no inspection"),
-        (facts_file(image=[]), "no inspection and image"),
-        (facts_file(inspector_version=1), "inspector's version"),
-        (facts_file(error=None), "no code and message"),
-        (facts_file(error={"code": 1, "message": "x"}), "no code and message"),
-        (facts_file(image={"a": "\ud800"}), "surrogates"),
-        (facts_file(inspection={"kind": "client", "distributions": [{"name": "A"}]}), "canonical"),
-        (facts_file(inspection={"kind": "client", "distributions": [{"name": None}, 3]}), "canonical"),
-        (facts_file(inspection={"kind": "client", "distributions": "abc"}), "canonical"),
-        (facts_file(inspection={"kind": "client", "distributions": [{"name": "b"}, {"name": "a"}]}), "sorted"),
-        (facts_file(inspection={"kind": "client", "distributions": [{"name": "a"}, {"name": "a"}]}), "unique"),
-    ],
-)  # fmt: skip
-def test_another_facts_file_is_refused_with_the_reason(raw: bytes, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        read_inspector_facts(raw, "client")
-
-
-@given(
-    st.one_of(
-        st.binary(max_size=200),
-        st.recursive(
-            st.none() | st.booleans() | st.text(max_size=5) | st.integers(),
-            lambda inner: (
-                st.lists(inner, max_size=3)
-                | st.dictionaries(
-                    st.sampled_from(["facts_version", "kind", "error", "image", "inspection", "x"]), inner, max_size=5
-                )
-            ),
-            max_leaves=12,
-        ).map(lambda value: json.dumps(value).encode()),
-    )
-)
-def test_any_facts_file_is_read_or_refused(raw: bytes) -> None:
-    try:
-        read_inspector_facts(raw, "client")
-    except ValueError:
-        return
-
-
 def test_what_was_read_from_outside_is_never_replaced() -> None:
     static = {"os": "real", "architecture": "amd64", "warnings": ["outside"]}
-    merged = image_section(static, {"os": "fake", "python_version": "3.12.1", "warnings": ["inside", 3]})
+    merged = image_section(static, {"os": "fake", "python_version": "3.12.1", "warnings": ["inside"]})
     assert merged == {
         "os": "real",
         "architecture": "amd64",
@@ -398,4 +333,3 @@ def test_what_was_read_from_outside_is_never_replaced() -> None:
         "warnings": ["outside", "inside"],
     }
     assert image_section(static) == static
-    assert image_section({}, {"warnings": "text"}) == {"warnings": []}

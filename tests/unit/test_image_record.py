@@ -207,9 +207,23 @@ def test_a_serving_image_lists_its_distributions_beside_the_inspection() -> None
 
 
 @pytest.mark.parametrize("rows", [None, "x", [1], [{"name": None}], {"a": 1}])
-def test_a_list_that_is_none_has_nothing_in_it(rows: Any) -> None:
-    given = facts("serving", image={"distributions": rows})
-    refused("distributions_missing", given=given, kind="serving", required_distributions=["torch"])
+def test_a_list_of_distributions_that_is_none_is_refused(rows: Any) -> None:
+    refused("facts_invalid", given=facts("serving", image={"distributions": rows}), kind="serving")
+
+
+@pytest.mark.parametrize(("full", "met"), [("3.13.0a1+", True), ("3.12.0", True), ("3.15.0a1+", False)])
+def test_a_python_from_a_work_tree_is_judged_by_its_version(full: str, met: bool) -> None:
+    wanted = ['absent; python_full_version >= "3.14"']
+    given = facts("serving", image={"python_version": full})
+    if met:
+        assemble(given, kind="serving", required_distributions=wanted)
+    else:
+        refused("distributions_missing", given=given, kind="serving", required_distributions=wanted)
+
+
+def test_the_worker_s_own_python_never_stands_in_for_the_image_s() -> None:
+    given = facts("serving", image={"python_version": None})
+    assemble(given, kind="serving", required_distributions=['absent; python_version >= "3"'])
 
 
 def test_names_are_compared_in_their_canonical_form() -> None:

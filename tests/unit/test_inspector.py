@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from airflow_slurm_images.core.image_facts import read_inspector_facts
+from airflow_slurm_images.core.inspector_facts import read_inspector_facts
 from airflow_slurm_images.core.records import Inspection
 from tests.unit.trees.interpreters import Interpreter, interpreters, running
 from tests.unit.trees.prefix import Prefix, client_prefix, metadata

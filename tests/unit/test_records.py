@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from airflow_slurm_images.core import image_record
 from airflow_slurm_images.core.author_input import flag
 from airflow_slurm_images.core.errors import InvalidRequestError
-from airflow_slurm_images.core.records import ClientInspection
+from airflow_slurm_images.core.records import ClientInspection, ImageRecord
 
 from . import records
 
@@ -33,6 +35,28 @@ def test_distributions_are_canonical_unique_and_sorted() -> None:
     for names in (["b", "a"], ["a", "a"], ["A"], ["b_c"], ["b.c"], ["b--c"]):
         with pytest.raises(ValidationError, match=r"canonical|unique and sorted"):
             inspection(names)
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a\0", "\x1b[2J", "a" * 1025])
+@pytest.mark.parametrize("key", ["python_implementation", "python_abi", "installer_version", "distributions"])
+def test_what_an_image_says_is_one_short_line(key: str, text: str) -> None:
+    value = ({"name": "a", "version": text},) if key == "distributions" else text
+    with pytest.raises(ValidationError):
+        inspection([], **{key: value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"__type": "a.B", "__var": {}}, {"x": [{"__classname__": "a.B"}]}, {"x": float("inf")}, {"x": "\0"}, {"\0": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("key", ["image", "of_another_tool"])
+def test_a_record_holds_nothing_that_airflow_or_a_database_would_stumble_over(key: str, value: Any) -> None:
+    plan = records.plan(records.import_request(kind="generic"))
+    good = image_record.assemble(plan, records.completion(), None, {}).model_dump(mode="json")
+    assert ImageRecord.model_validate_json(json.dumps(good | {"of_another_tool": {"x": 1}}))
+    with pytest.raises(ValidationError, match=r"in a record|finite|NUL"):
+        ImageRecord.model_validate_json(json.dumps(good | {key: value}))
 
 
 @pytest.mark.parametrize(
