@@ -71,7 +71,7 @@ asi::write_netrc() {
     for host in "$@"; do
         while IFS= read -r line || [[ -n "${line}" ]]; do
             if [[ "${line}" =~ ^machine[[:space:]]+([^[:space:]]+)[[:space:]]+login[[:space:]]+([^[:space:]]+)[[:space:]]+password[[:space:]]+(.*)$ \
-                && "${BASH_REMATCH[1]}" == "${host}" ]]; then
+                && "${BASH_REMATCH[1],,}" == "${host,,}" ]]; then
                 ASI_ACCOUNT="${BASH_REMATCH[2]}"
                 secret="${BASH_REMATCH[3]}"
                 if [[ "${secret}" == '$'* ]]; then
@@ -84,16 +84,22 @@ asi::write_netrc() {
     done
 }
 
-# asi::parameter NAME TEXT - a parameter of a login challenge, quoted or not; names in any case.
+# The first parameter of a text, quoted or not: its name, two forms of its value, and what follows it.
+readonly ASI_PARAMETER='^[[:space:],]*([^[:space:],="]+)[[:space:]]*=[[:space:]]*("([^"]*)"|([^[:space:],"]*))(.*)$'
+
+# asi::parameter NAME TEXT - a parameter of the login challenge that TEXT begins with; names in any case.
 asi::parameter() {
-    shopt -s nocasematch
-    if [[ "$2" =~ (^|[[:space:],])$1[[:space:]]*=[[:space:]]*(\"([^\"]*)\"|([^[:space:],\"]*)) ]]; then
-        printf '%s\n' "${BASH_REMATCH[3]}${BASH_REMATCH[4]}"
-    fi
-    shopt -u nocasematch
+    local text="$2"
+    while [[ "${text}" =~ ${ASI_PARAMETER} ]]; do
+        if [[ "${BASH_REMATCH[1],,}" == "$1" ]]; then
+            printf '%s\n' "${BASH_REMATCH[3]}${BASH_REMATCH[4]}"
+            return 0
+        fi
+        text="${BASH_REMATCH[5]}"
+    done
 }
 
-# asi::challenge - `bearer PARAMETERS` or `basic` from the headers of a 401: bearer before basic.
+# asi::challenge - `bearer PARAMETERS` or `basic` from the headers of a 401: bearer with a realm before basic.
 asi::challenge() {
     local line='' name='' basic=''
     while IFS= read -r line; do
@@ -103,12 +109,19 @@ asi::challenge() {
             continue
         fi
         line="${line#*:}"
-        if [[ "${line}" =~ (^|[[:space:],])[Bb][Ee][Aa][Rr][Ee][Rr][[:space:]]+(.*)$ ]]; then
-            printf 'bearer %s\n' "${BASH_REMATCH[2]}"
-            return 0
-        elif [[ "${line}" =~ (^|[[:space:],])[Bb][Aa][Ss][Ii][Cc]([[:space:],]|$) ]]; then
-            basic=basic
-        fi
+        while [[ "${line}" =~ ^[[:space:],]*([^[:space:],]+)(.*)$ ]]; do
+            name="${BASH_REMATCH[1],,}"
+            line="${BASH_REMATCH[2]}"
+            if [[ "${name}" == bearer && -n "$(asi::parameter realm "${line}")" ]]; then
+                printf 'bearer %s\n' "${line}"
+                return 0
+            elif [[ "${name}" == basic ]]; then
+                basic=basic
+            fi
+            while [[ "${line}" =~ ${ASI_PARAMETER} ]]; do
+                line="${BASH_REMATCH[5]}"
+            done
+        done
     done < "${ASI_ANSWER}/headers"
     printf '%s\n' "${basic}"
 }
@@ -117,6 +130,7 @@ asi::challenge() {
 asi::log_in() {
     local -r host="${ASI_REGISTRY%:*}"
     local scheme='' parameters='' realm=''
+    ASI_LOGIN_OPTIONS=()
     read -r scheme parameters < <(asi::challenge) || true
     asi::write_netrc "${host}"
     if [[ "${scheme}" != bearer ]]; then
@@ -126,7 +140,7 @@ asi::log_in() {
         return 0
     fi
     realm="$(asi::parameter realm "${parameters}")"
-    if [[ ! "${realm}" =~ ^https?://([A-Za-z0-9.-]+)(:[0-9]+)?([/?][^[:space:]]*)?$ ]]; then
+    if [[ ! "${realm}" =~ ^https?://([A-Za-z0-9._-]+)(:[0-9]+)?([/?][^[:space:]]*)?$ ]]; then
         asi::fail "${E_IMPORT_FAILED}" "registry ${ASI_REGISTRY} names no usable token service"
     fi
     if [[ "${realm}" == http://* && "${ASI_ALLOW_HTTP}" != yes ]]; then
@@ -164,9 +178,9 @@ asi::take_token() {
     if ((ASI_CURL_STATUS == 0 && ASI_HTTP_STATUS == 400)); then
         asi::fail "${E_IMPORT_FAILED}" "the token service ${realm%%\?*} refused the login (account ${ASI_ACCOUNT:-(none)})"
     elif ((ASI_CURL_STATUS != 0 || ASI_HTTP_STATUS != 200)); then
-        asi::refused "${realm%%\?*}"
+        asi::refused token "${realm%%\?*}"
     fi
-    token="$(jq -r '.token // .access_token // empty | strings' "${ASI_ANSWER}/body" 2> /dev/null)" || true
+    token="$(jq -r '[.token, .access_token] | map(strings | select(. != "")) | .[0] // empty' "${ASI_ANSWER}/body" 2> /dev/null)" || true
     rm -f -- "${ASI_ANSWER}/body"
     if [[ ! "${token}" =~ ${ASI_SENDABLE} ]]; then
         asi::fail "${E_IMPORT_FAILED}" "the token service of registry ${ASI_REGISTRY} gave no usable token"

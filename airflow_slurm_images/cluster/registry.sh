@@ -29,7 +29,7 @@ asi::request() {
     ASI_READER=asi::take_document
     asi::tool "${ASI_ANSWER}/body" 75 curl --disable --silent --show-error --stderr "${ASI_ANSWER}/errors" \
         --globoff --proto "${protocols}" --connect-timeout 15 --max-time 60 --max-filesize "${ASI_DOCUMENT_LIMIT}" \
-        --user-agent airflow-provider-slurm-images --header "Accept: ${accept}" \
+        --user-agent airflow-provider-slurm-images --header "Accept: ${accept}" --header 'Accept-Encoding: identity' \
         --dump-header "${ASI_ANSWER}/headers" "$@" -- "${url}" || ASI_CURL_STATUS=$?
     # shellcheck disable=SC2034
     ASI_READER=asi::bounded
@@ -48,6 +48,18 @@ asi::header() {
     ' "${ASI_ANSWER}/headers"
 }
 
+# asi::retry_after - seconds that the last answer asks to wait, given as a number or a date; nothing for neither.
+asi::retry_after() {
+    local value='' when=''
+    value="$(asi::header retry-after)"
+    if [[ "${value}" =~ ^[0-9]{1,9}$ ]]; then
+        printf '%d\n' "$((10#${value}))"
+    elif [[ "${value}" =~ ^[A-Z][a-z]+,\ [A-Za-z0-9:\ -]+\ GMT$ ]] && when="$(date -d "${value}" +%s 2> /dev/null)"; then
+        when="$((when - $(date +%s)))"
+        printf '%d\n' "$((when > 0 ? when : 0))"
+    fi
+}
+
 # asi::get URL ACCEPT OPTION... - a request, again for what may pass by itself, as long as the registry says.
 asi::get() {
     local round=0 wait=''
@@ -57,11 +69,9 @@ asi::get() {
             */429 | */500 | */502 | */503 | */504 | [567]/* | 1[68]/* | 28/* | 52/* | 5[56]/* | 92/*) ;;
             *) return 0 ;;
         esac
-        wait="$(asi::header retry-after)"
-        if [[ ! "${wait}" =~ ^[0-9]{1,6}$ ]]; then
-            wait=$((round * 2))
-        fi
-        if ((round == 3 || 10#${wait} > 60)); then
+        wait="$(asi::retry_after)"
+        wait="${wait:-$((round * 2))}"
+        if ((round == 3 || wait > 60)); then
             return 0
         fi
         asi::log "no good answer from the registry (HTTP status ${ASI_HTTP_STATUS}, curl ${ASI_CURL_STATUS}); again in ${wait} s"
@@ -69,9 +79,35 @@ asi::get() {
     done
 }
 
-# asi::origin URL - scheme, host and port.
+# asi::origin URL - scheme, host and port, in the one spelling that can be compared.
 asi::origin() {
-    [[ "$1" =~ ^https?://[^/?#]+ ]] && printf '%s\n' "${BASH_REMATCH[0]}"
+    local origin=''
+    if [[ "$1" =~ ^https?://[^/?#]+ ]]; then
+        origin="${BASH_REMATCH[0],,}"
+        case "${origin}" in
+            http://*) origin="${origin%:80}" ;;
+            *) origin="${origin%:443}" ;;
+        esac
+    fi
+    printf '%s\n' "${origin}"
+}
+
+# asi::target URL LOCATION - where an answer of URL redirects to; its LOCATION may be relative.
+asi::target() {
+    local base="${1%%[?#]*}"
+    if [[ "${base}" =~ ^https?://[^/]+$ ]]; then
+        base+=/
+    fi
+    if [[ "$2" =~ ^([A-Za-z][A-Za-z0-9+.-]*:|$) ]]; then
+        printf '%s\n' "$2"
+        return 0
+    fi
+    case "$2" in
+        //*) printf '%s:%s\n' "${1%%:*}" "$2" ;;
+        /*) printf '%s%s\n' "$(asi::origin "$1")" "$2" ;;
+        \?*) printf '%s%s\n' "${base}" "$2" ;;
+        *) printf '%s/%s\n' "${base%/*}" "$2" ;;
+    esac
 }
 
 # asi::fetch KIND URL ACCEPT OPTION... - follow redirects, one at a time: no login goes to another host (KIND
@@ -86,12 +122,8 @@ asi::fetch() {
         if [[ ! "${ASI_HTTP_STATUS}" =~ ^30[12378]$ ]]; then
             return 0
         fi
-        next="$(asi::header location)"
-        case "${next}" in
-            //*) next="${url%%:*}:${next}" ;;
-            /*) next="$(asi::origin "${url}")${next}" ;;
-        esac
-        if [[ "${url}" == https://* && "${next}" != https://* || ! "${next}" =~ ^https?://[A-Za-z0-9.-]+(:[0-9]+)?([/?][^[:space:]]*)?$ ]]; then
+        next="$(asi::target "${url}" "$(asi::header location)")"
+        if [[ "${url}" == https://* && "${next}" != https://* || ! "${next}" =~ ^https?://[A-Za-z0-9._-]+(:[0-9]+)?([/?][^[:space:]]*)?$ ]]; then
             asi::fail "${E_IMPORT_FAILED}" "$(asi::origin "${url}") redirects to a place that is not followed"
         fi
         if [[ "$(asi::origin "${next}")" != "$(asi::origin "${first}")" ]]; then
@@ -107,7 +139,8 @@ asi::fetch() {
     asi::fail "${E_IMPORT_FAILED}" "$(asi::origin "${first}") redirects without end"
 }
 
-# asi::refused URL - end because of the last answer, in the words by which core/failures.py tells the cause.
+# asi::refused KIND URL - end because of the last answer, in the words by which core/failures.py tells the cause.
+# What the storage behind a registry refuses is no login; what a token service hands on to, is.
 asi::refused() {
     local -r asked="registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY}, account ${ASI_ACCOUNT:-(none)}"
     if ((ASI_CURL_STATUS == 63)) || [[ -n "$(find "${ASI_ANSWER}/body" -size "+${ASI_DOCUMENT_LIMIT}c" 2> /dev/null)" ]]; then
@@ -117,10 +150,10 @@ asi::refused() {
         head -c 2000 -- "${ASI_ANSWER}/errors" >&2
         asi::fail "${E_IMPORT_FAILED}" "the registry gave no answer, curl ended with status ${ASI_CURL_STATUS} (${asked})"
     fi
-    if [[ -n "${ASI_FOREIGN}" && "${ASI_HTTP_STATUS}" == 40[13] ]]; then
+    if [[ "$1" == registry && -n "${ASI_FOREIGN}" && "${ASI_HTTP_STATUS}" == 40[13] ]]; then
         asi::fail "${E_IMPORT_FAILED}" "${ASI_FOREIGN}, where the registry keeps it, answered with status ${ASI_HTTP_STATUS} (${asked})"
     fi
-    printf '[ERROR] URL %s returned error code: %s\n' "${ASI_FOREIGN:-$1}" "${ASI_HTTP_STATUS}" >&2
+    printf '[ERROR] URL %s returned error code: %s\n' "${ASI_FOREIGN:-$2}" "${ASI_HTTP_STATUS}" >&2
     asi::fail "${E_IMPORT_FAILED}" "the registry refused with status ${ASI_HTTP_STATUS} (${asked})"
 }
 
@@ -130,12 +163,17 @@ asi::document() {
     local -r url="${ASI_BASE_URL}/$1" accept="$2" digest="$3" file="$4"
     local found=''
     asi::fetch registry "${url}" "${accept}" ${ASI_LOGIN_OPTIONS[@]+"${ASI_LOGIN_OPTIONS[@]}"}
-    if [[ "${ASI_HTTP_STATUS}" == 401 && -z "${ASI_FOREIGN}" ]] && ((${#ASI_LOGIN_OPTIONS[@]} == 0)); then
+    # The first answer, or a token that expired while the registry let us wait; a basic login does not get better.
+    if [[ "${ASI_HTTP_STATUS}" == 401 && -z "${ASI_FOREIGN}" && "${ASI_LOGIN_OPTIONS[0]-}" != --netrc-file ]]; then
         asi::log_in
         asi::fetch registry "${url}" "${accept}" ${ASI_LOGIN_OPTIONS[@]+"${ASI_LOGIN_OPTIONS[@]}"}
     fi
     if ((ASI_CURL_STATUS != 0 || ASI_HTTP_STATUS != 200 || $(stat -c %s -- "${ASI_ANSWER}/body") > ASI_DOCUMENT_LIMIT)); then
-        asi::refused "${url}"
+        asi::refused registry "${url}"
+    fi
+    found="$(asi::header content-type)"
+    if [[ "${found,,}" == application/vnd.docker.distribution.manifest.v1+* ]]; then # its digest is not that of its bytes
+        asi::fail "${E_NO_IMAGE}" "${digest} of ${ASI_REPOSITORY} at ${ASI_REGISTRY} is no longer supported: Docker schema 1"
     fi
     found="sha256:$(asi::sha256 < "${ASI_ANSWER}/body")"
     if [[ "${found}" != "${digest}" ]]; then

@@ -200,10 +200,10 @@ NODE_PATTERNS: tuple[Pattern, ...] = (
 """What the node is to blame for. First match in the logs decides; the more specific stand first."""
 
 REGISTRY_PATTERNS: tuple[Pattern, ...] = (
-    _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error code: 40[13]", _NGC),
-    _pattern(r"returned error code: 40[13]|token service \S+ refused the login", _AUTH),
+    _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error( code)?: 40[13]", _NGC),
+    _pattern(r"returned error( code)?: 40[13]|token service \S+ refused the login", _AUTH),
     _pattern(
-        r"returned error code: 404",
+        r"returned error( code)?: 404",
         Failure(
             "registry_not_found",
             "the registry has no such repository or digest",
@@ -212,7 +212,7 @@ REGISTRY_PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
     _pattern(
-        r"returned error code: 429",
+        r"returned error( code)?: 429",
         Failure(
             "rate_limited",
             "the registry limits the rate",
@@ -221,7 +221,7 @@ REGISTRY_PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
     _pattern(
-        r"returned error( code)?: 5\d\d|curl: \((5|6|7|18|28|35|52|55|56)\)|Could not resolve host",
+        r"returned error( code)?: 5\d\d|curl: \((5|6|7|16|18|28|35|52|55|56|92)\)|Could not resolve host",
         Failure(
             "registry_unavailable",
             "the registry could not be reached from the compute node",

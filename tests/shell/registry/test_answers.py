@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import datetime, timezone
+from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
 from airflow_slurm_images.core import failures
+from airflow_slurm_images.core.challenge import retry_after
 from tests.cluster.http_servers import Reply
 from tests.cluster.misbehaving_registry import REPOSITORY, BadReply, errors
 from tests.shell.fake_slurm.login import LocalCluster
 from tests.shell.fake_slurm.registry import Registry, refused, run
+
+from .functions import call
 
 
 @pytest.mark.parametrize(
@@ -44,11 +51,26 @@ def test_what_passes_by_itself_is_asked_again(
     assert waits() == [wait]
 
 
+@pytest.mark.parametrize("value", ["7", "007", "999999999", "1764000000", "soon", "yesterday, GMT", "", None])
+def test_the_time_to_come_back_is_read_as_the_worker_reads_it(tmp_path: Path, value: str | None) -> None:
+    headers = [] if value is None else [f"retry-AFTER: {value}"]
+    asked = call("asi::retry_after", headers=headers, directory=tmp_path)
+    assert (float(asked) if asked else None) == retry_after(value, datetime.now(timezone.utc))
+
+
+@pytest.mark.parametrize("seconds", [-50, 50, 10**9])
+def test_the_time_to_come_back_may_be_a_date(tmp_path: Path, seconds: int) -> None:
+    date = formatdate(time.time() + seconds, usegmt=True)
+    asked = int(call("asi::retry_after", headers=[f"Retry-After: {date}"], directory=tmp_path))
+    assert max(0, seconds - 30) <= asked <= max(0, seconds)
+
+
 @pytest.mark.parametrize(
     ("bad", "reason", "meant"),
     [
         (Reply(503), "registry_unavailable", ["2", "4"]),
         (Reply(429, headers=[("Retry-After", "3600")]), "rate_limited", []),
+        (Reply(429, headers=[("Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT")]), "rate_limited", []),
         (BadReply(200, b"{", fault="truncated"), "registry_unavailable", ["2", "4"]),
     ],
 )

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core import failures
+from airflow_slurm_images.core.challenge import parse_challenges, select
 from tests.cluster.http_servers import RecordingServer, Reply, Request
-from tests.cluster.misbehaving_registry import REPOSITORY, document
+from tests.cluster.misbehaving_registry import REPOSITORY, document, errors
 from tests.shell.fake_slurm.login import LocalCluster, Outcome, import_request
 from tests.shell.fake_slurm.registry import LAYERS, Registry, imported, refused, run
+
+from .functions import call
 
 PASSWORD = "not-to-be-seen-anywhere"
 
@@ -36,9 +39,13 @@ class Tokens(RecordingServer):
 
     token = "good.token-_~+/="
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.more: dict[str, str] = {}
+
     def reply(self, request: Request) -> Reply:
         good = request.authorization == basic()
-        return Reply(200, document({"access_token": self.token if good else "worthless"}))
+        return Reply(200, document({"access_token": self.token if good else "worthless"} | self.more))
 
 
 @pytest.fixture
@@ -74,6 +81,74 @@ def test_the_password_goes_to_the_token_service_and_the_token_to_the_registry(
     assert asked.authorization == basic()
     assert set(registry.authorizations) == {registry.accepted}
     assert left_in(cluster.workspace) == [] and Tokens.token not in done.output
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        'Bearer realm="{}"',
+        'Bearer service="a, b=c",realm="{}",scope="repository:x/y:push,pull registry:catalog:*"',
+        'bearer error="no realm=this, none", realm="{}"',
+        'Negotiate abc==, Bearer service=plain , realm={} , Basic realm="other",service="not this"',
+        'Basic realm="a bearer realm=b, none", charset="UTF-8", BEARER REALM="{}",service="s"',
+        'Bearer error="none", Bearer realm="{}",service="s"',
+    ],
+)
+def test_a_challenge_is_read_as_the_worker_reads_it(tmp_path: Path, challenge: str) -> None:
+    header = challenge.format("https://tokens.example/token?a=b")
+    found = call("asi::challenge", headers=["Date: today", f"www-AUTHENTICATE: {header}"], directory=tmp_path)
+    scheme, _, parameters = found.partition(" ")
+    chosen = select(parse_challenges([header]))
+    assert chosen is not None and chosen.scheme == scheme == "bearer"
+    for name in ("realm", "service", "scope"):
+        assert call("asi::parameter", name, parameters) == chosen.params.get(name, "")
+
+
+def test_a_bearer_challenge_that_names_no_token_service_leaves_the_basic_one(
+    cluster: LocalCluster, registry: Registry
+) -> None:
+    registry.challenge, registry.accepted = 'Bearer service="s", Basic realm="x"', basic()
+    done = run(cluster, registry, registry.image(), netrc("127.0.0.1"))
+    assert done.status == 0, done.output
+
+
+def test_the_token_services_host_may_be_written_in_capitals(
+    cluster: LocalCluster, registry: Registry, tokens: Tokens
+) -> None:
+    registry.challenge = f'Bearer realm="http://LOCALHOST:{tokens.port}/token"'
+    done = run(cluster, registry, registry.image(), netrc("127.0.0.1", "localhost"))
+    assert done.status == 0, done.output
+
+
+def test_an_empty_token_leaves_the_other_one(cluster: LocalCluster, registry: Registry, tokens: Tokens) -> None:
+    tokens.more = {"token": ""}
+    done = run(cluster, registry, registry.image(), netrc("127.0.0.1", "localhost"))
+    assert done.status == 0, done.output
+
+
+def test_a_token_that_expires_on_the_way_is_renewed(cluster: LocalCluster, registry: Registry, tokens: Tokens) -> None:
+    digest = registry.image()
+    config = next(name for name in registry.layers if name not in (layer[7:] for layer in LAYERS))
+    path = f"/v2/{REPOSITORY}/blobs/sha256:{config}"
+    expired = errors(401, "UNAUTHORIZED")
+    expired.headers.append(("WWW-Authenticate", str(registry.challenge)))
+    registry.script(path, expired, registry.now(path))
+    done = run(cluster, registry, digest, netrc("127.0.0.1", "localhost"))
+    assert done.status == 0, done.output
+    assert len(tokens.requests) == 2 and left_in(cluster.workspace) == []
+
+
+def test_a_login_that_another_host_of_the_token_service_refuses_is_a_refused_login(
+    cluster: LocalCluster, registry: Registry
+) -> None:
+    """As nvcr.io, which hands on to authn.nvidia.com; once, as accounts get locked."""
+    with Storage(errors(401, "UNAUTHORIZED")) as behind:
+        location = f"http://127.0.0.1:{behind.port}/token?from=there"
+        with Storage(Reply(307, headers=[("Location", location)])) as service:
+            registry.challenge, registry.accepted = f'Bearer realm="http://localhost:{service.port}/token"', "none"
+            done = run(cluster, registry, registry.image(), netrc("127.0.0.1", "localhost"))
+            assert "account robot" in refused(cluster, done, "registry_auth")
+            assert behind.authorizations == [basic()] and len(service.requests) == 1
 
 
 def test_without_a_line_for_the_token_service_the_account_is_named(

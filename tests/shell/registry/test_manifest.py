@@ -9,9 +9,9 @@ import pytest
 
 from airflow_slurm_images.core.image_facts import static_facts
 from tests.cluster.http_servers import Reply
-from tests.cluster.misbehaving_registry import CONFIG, LAYER, REPOSITORY, BadReply, document
+from tests.cluster.misbehaving_registry import CONFIG, LAYER, MANIFEST, REPOSITORY, BadReply, document
 from tests.shell.fake_slurm.login import LocalCluster
-from tests.shell.fake_slurm.registry import HERE, LAYERS, OTHER, Registry, entry, imported, refused, run
+from tests.shell.fake_slurm.registry import HERE, INDEX, LAYERS, OTHER, Registry, entry, imported, refused, run
 
 
 def test_the_manifest_of_a_single_image_is_compared_and_imported(cluster: LocalCluster, registry: Registry) -> None:
@@ -50,6 +50,22 @@ def test_the_only_entry_that_can_be_meant_is_taken(
     own = registry.image(HERE)
     done = run(cluster, registry, registry.index(entry(own, HERE if variant else None, variant)))
     assert done.status == 0 and imported(cluster) == [own]
+
+
+def test_other_names_of_the_architecture_mean_the_same(cluster: LocalCluster, registry: Registry) -> None:
+    name = {"amd64": "x86_64", "arm64": "aarch64"}[HERE]
+    variant = {"amd64": "V1", "arm64": "8"}[HERE]
+    own = registry.image(name)
+    pinned = registry.index(entry("sha256:" + 64 * "b", HERE, "v9"), entry(own, name, variant))
+    done = run(cluster, registry, pinned)
+    assert done.status == 0 and imported(cluster) == [own], done.output
+
+
+def test_an_entry_for_an_unknown_platform_is_no_image(cluster: LocalCluster, registry: Registry) -> None:
+    own = registry.image(HERE)
+    attestation = entry("sha256:" + 64 * "a", "unknown")
+    done = run(cluster, registry, registry.index(entry(own, None), attestation))
+    assert done.status == 0 and imported(cluster) == [own], done.output
 
 
 def test_an_index_without_the_platform_is_another_architecture(cluster: LocalCluster, registry: Registry) -> None:
@@ -98,12 +114,33 @@ def test_other_bytes_than_the_digest_names_are_refused(cluster: LocalCluster, re
         document(
             {"schemaVersion": 2, "config": {"mediaType": "application/vnd.cncf.helm.config.v1+json"}, "layers": []}
         ),
+        document(
+            {"mediaType": INDEX, "config": {"mediaType": CONFIG, "digest": "x"}, "layers": [{"mediaType": LAYER}]}
+        ),
+        document({"mediaType": MANIFEST, "manifests": []}),
+        document({"mediaType": "application/vnd.oci.artifact.manifest.v1+json", "blobs": []}),
         document({"config": {"mediaType": CONFIG, "digest": "x"}, "layers": [{"mediaType": "application/spdx+json"}]}),
         document({"config": {"mediaType": CONFIG, "digest": "../../x"}, "layers": [{"mediaType": LAYER}]}),
     ],
 )
 def test_what_is_no_image_is_said_so(cluster: LocalCluster, registry: Registry, content: bytes) -> None:
     refused(cluster, run(cluster, registry, registry.add("manifests", content)), "no_image")
+
+
+def test_schema_1_is_said_so_though_its_digest_is_not_that_of_its_bytes(
+    cluster: LocalCluster, registry: Registry
+) -> None:
+    digest = "sha256:" + 64 * "d"
+    signed = [("Content-Type", "application/vnd.docker.distribution.manifest.v1+prettyjws")]
+    registry.script(f"/v2/{REPOSITORY}/manifests/{digest}", Reply(200, b"{}", signed))
+    assert "schema 1" in refused(cluster, run(cluster, registry, digest), "no_image")
+
+
+def test_documents_are_asked_for_as_they_are_stored(cluster: LocalCluster, registry: Registry) -> None:
+    """A body that is compressed on the way is not what the digest names."""
+    done = run(cluster, registry, registry.image())
+    assert done.status == 0, done.output
+    assert {request.headers.get("Accept-Encoding") for request in registry.requests} == {"identity"}
 
 
 @pytest.mark.parametrize("fault", ["none", "unannounced", "dripping"])
