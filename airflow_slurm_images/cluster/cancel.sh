@@ -110,7 +110,7 @@ asi::main() {
             fi
         done
     fi
-    asi::run squeue 15 squeue --noheader --states=all --user="$(id -un)" --name="${ASI_JOB_NAME}" \
+    asi::run squeue 15 squeue --noheader --all --states=all --user="$(id -un)" --name="${ASI_JOB_NAME}" \
         --format="${ASI_SQUEUE_FORMAT}"
 }
 

@@ -93,7 +93,7 @@ asi::main() {
         return 0
     fi
     printf -v names '%s,' "${ASI_NAMES[@]}"
-    asi::run squeue 30 squeue --noheader --states=all --user="$(id -un)" --name="${names%,}" \
+    asi::run squeue 30 squeue --noheader --all --states=all --user="$(id -un)" --name="${names%,}" \
         --format="${ASI_SQUEUE_FORMAT}"
     if ((ASI_STATUS != 0)); then
         return 0

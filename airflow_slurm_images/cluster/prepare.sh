@@ -157,7 +157,7 @@ asi::main() {
     fi
     if [[ -n "${ASI_RUN_KEY}" ]]; then
         asi::attempts
-        asi::run squeue 30 squeue --noheader --states=all --user="${ASI_LOGIN}" \
+        asi::run squeue 30 squeue --noheader --all --states=all --user="${ASI_LOGIN}" \
             --name="asi-${ASI_RUN_KEY}" --format="${ASI_SQUEUE_FORMAT}"
         asi::forget_logins
     fi

@@ -8,7 +8,7 @@ asi::main() {
     asi::put_text login "$(id -un)"
     asi::put_text host "$(uname -n)"
     asi::put_text slurm "$(timeout --kill-after=5 15 sbatch --version 2> /dev/null)"
-    asi::run sinfo 20 sinfo --noheader --format='%R %a %D %T'
+    asi::run sinfo 20 sinfo --noheader --all --format='%R %a %D %T'
     words=(srun --immediate=15 --quiet --ntasks=1 --cpus-per-task=1 --mem=64M --time=1 --job-name=asi-connection-test)
     [[ -z "${ASI_PARTITION}" ]] || words+=(--partition "${ASI_PARTITION}")
     [[ -z "${ASI_ACCOUNT}" ]] || words+=(--account "${ASI_ACCOUNT}")
