@@ -51,14 +51,14 @@ class Submitter:
         raise _unknown_submission(plan, doubt)
 
     def _look_up(self, plan: LifecyclePlan, before: Collection[int]) -> tuple[SubmittedJob, str] | None:
-        """The job of ``plan`` in any state, or None when a whole period of good answers did not show it.
+        """The job of ``plan`` in any state, or None when good answers did not show it for a whole period on end.
 
         ``before`` are the jobs of this name that were there before the submission. Raises SubmissionUnknownError
         when the cluster does not answer.
         """
-        deadline = self._clock() + LOOK_UP_SECONDS
-        good = False
+        began, good_since = self._clock(), None
         while True:
+            good = False
             try:
                 state = self._cluster.prepare(plan.run_key)
                 good = state.queue.status == "ok"
@@ -66,14 +66,14 @@ class Submitter:
                 if found is not None:
                     return found
             except ClusterUnavailableError as err:
-                good = False
                 self._log.warning("Look-up failed: %s", err.message)
-            if self._clock() >= deadline:
-                break
+            now = self._clock()
+            good_since = (now if good_since is None else good_since) if good else None
+            if good_since is not None and now - good_since >= LOOK_UP_SECONDS:
+                return None
+            if good_since is None and now - began >= LOOK_UP_SECONDS:
+                raise _unknown_submission(plan, "the cluster does not answer")
             self._sleep(5 + random.random())  # noqa: S311 - jitter
-        if not good:
-            raise _unknown_submission(plan, "the cluster does not answer")
-        return None
 
 
 def _unknown_submission(plan: LifecyclePlan, doubt: str) -> SubmissionUnknownError:

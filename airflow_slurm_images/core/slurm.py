@@ -170,7 +170,7 @@ def interpret_sacct(rc: int, stdout: str, stderr: str) -> AccountingAnswer:
 
     Steps, and rows that have no state yet, are left out.
     """
-    if rc == 127 or _NO_ACCOUNTING.search(stderr) or _NO_ACCOUNTING.search(stdout):
+    if rc in (126, 127) or _NO_ACCOUNTING.search(stderr) or _NO_ACCOUNTING.search(stdout):
         return AccountingAnswer("disabled", detail=_failure("sacct", rc, stderr or stdout))
     if rc != 0:
         return AccountingAnswer("unknown", detail=_failure("sacct", rc, stderr))

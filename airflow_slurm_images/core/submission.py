@@ -7,17 +7,18 @@ import re
 from dataclasses import dataclass
 
 from airflow_slurm_images.core.errors import InvalidRequestError, SubmissionRefusedError
-from airflow_slurm_images.core.fields import slurm_time
+from airflow_slurm_images.core.fields import slurm_time, whole_number
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.slurm import AmbiguousSubmissionError, SubmittedJob, parse_sbatch
 
 _DOUBT = re.compile(
     r"timed? ?out|unable to contact|connect failure|connection (refused|reset|closed)|communication|transmi|"
     r"temporarily|try again|zero bytes|slurm backup controller|not responding|munge|authentication|credential|"
-    r"network is unreachable|no route|resolve",
+    r"network is unreachable|no route|resolve|receive|message|header|interrupted|broken pipe|endpoint|lost|"
+    r"input/output|i/o error|rate limit|retry",
     re.IGNORECASE,
 )
-"""Words of an error after which a job may have been submitted all the same."""
+"""Words of an error after which a job may have been submitted all the same: they win over those of a refusal."""
 
 _FULL = re.compile(
     r"(?:QOS|Assoc)\w*Submit\w*|temporarily unable to accept job|job queue full|job creation temporarily disabled",
@@ -29,7 +30,15 @@ _LIMIT = "job submit limit"
 """Part of Slurm's one sentence for all limits; which one it is, older releases do not say."""
 _LIMIT_NAME = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 
-_REFUSED = re.compile(r"(sbatch: )?error:|Batch job submission failed|invalid|unrecognized|not found", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"invalid|unrecognized|unknown|ambiguous|not (found|available|permitted|allowed|valid|supported|configured)|"
+    r"(can ?not|can't) be satisfied|denied|disabled|exceed|violat|more \w+ requested|"
+    r"required|requested|specification|no partition specified|unspecified error|plugin terminated|"
+    r"incompatible versions|unable to open|batch script (is empty|contains)|permission",
+    re.IGNORECASE,
+)
+"""Words with which the controller, a site's plugin or ``sbatch`` itself turns a job down ("Invalid partition name
+specified", "Requested time limit is invalid", "Unspecified error" of a submit plugin). Anything else is doubt."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +68,9 @@ class SubmitAnswer:
             except AmbiguousSubmissionError as err:
                 return cls(submitted_at, None, str(err))
         words = " ".join((errors or output).split())[:1000]
-        if status == "127":
+        if status in ("126", "127"):
             raise InvalidRequestError(
-                f"sbatch was not found on the login node: {words}",
+                f"sbatch was not found on the login node, or cannot be run: {words}",
                 remedy="Name the directory of the Slurm commands in the profile's slurm_bin.",
             )
         if _FULL.search(words) or (_LIMIT in words and not _LIMIT_NAME.search(words)):
@@ -70,7 +79,7 @@ class SubmitAnswer:
                 remedy="The task may be retried when other jobs have ended. Give these tasks an Airflow pool with no "
                 "more slots than the limit (sacctmgr show qos, show assoc) allows.",
             )
-        if status.isdigit() and int(status) < 124 and _REFUSED.search(words) and not _DOUBT.search(words):
+        if (whole_number(status) or 124) < 124 and _REFUSED.search(words) and not _DOUBT.search(words):
             raise InvalidRequestError(
                 f"Slurm refused the job: {words}",
                 remedy="Correct the named setting (partition, account, qos, memory, time_limit ...) in the profile.",
@@ -92,7 +101,7 @@ class Publication:
         """Read the answer of ``publish.sh``."""
         return cls(
             alias_path=result.text("alias_path"),
-            number=int(result.text("number", "0") or 0),
+            number=whole_number(result.text("number")) or 0,
             moved=result.text("moved", "1") == "1",
             previous=result.text("previous") or None,
         )

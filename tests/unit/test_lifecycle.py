@@ -149,6 +149,17 @@ def test_without_an_answer_there_is_no_second_submission(
     assert cluster.count("submit") == 1
 
 
+def test_one_good_look_after_an_outage_does_not_prove_that_there_is_no_job(
+    cluster: ScriptedCluster, clock: Clock
+) -> None:
+    cluster.submits = [doubtful(), submitted(78)]
+    looks = int(LOOK_UP_SECONDS / 7)
+    cluster.queues = [QueueAnswer("ok"), *[DOWN] * looks, *[QueueAnswer("ok")] * 7, QueueAnswer("ok", (row(77),))]
+    handle = lifecycle(cluster, clock).begin(work())
+    assert isinstance(handle, JobHandle)
+    assert (handle.job_id, cluster.count("submit")) == (77, 1)
+
+
 @pytest.mark.parametrize(
     "refusal", [InvalidRequestError("no such partition"), IntegrityError("differs"), SubmissionRefusedError("full")]
 )
