@@ -11,7 +11,7 @@ from airflow_slurm_images.core import catalog
 from airflow_slurm_images.core.catalog import Catalog
 from airflow_slurm_images.core.decide import CompletionFound
 from airflow_slurm_images.core.errors import IntegrityError, OtherVersionError
-from airflow_slurm_images.core.fields import slurm_time
+from airflow_slurm_images.core.fields import slurm_time, whole_number
 from airflow_slurm_images.core.observation import queue_answer, read_completion
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.remote import RemoteResult
@@ -22,7 +22,7 @@ from airflow_slurm_images.core.slurm import (
     SubmittedJob,
     parse_sbatch,
 )
-from airflow_slurm_images.core.states import StateClass, classify
+from airflow_slurm_images.core.states import ENDED_STATES, StateClass, classify, parse_state
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def _attempt(result: RemoteResult, name: str) -> Attempt:
     plan, other_version = _plan(result.data(f"{name}.plan"))
     claim = result.text(f"{name}.claim").split()
     completion, record = read_completion(result.data(f"{name}.completion"), plan.token) if plan else (None, None)
-    claimed_by = int(claim[0]) if claim and claim[0].isdigit() and claim[0] != "0" else None
+    claimed_by = whole_number(claim[0]) if claim else None
+    generations = map(whole_number, result.texts(f"{name}.generation"))
     return Attempt(
         name=name,
         plan=plan,
@@ -106,7 +107,7 @@ def _attempt(result: RemoteResult, name: str) -> Attempt:
         claimed_by=claimed_by or (record.job_id if record else None),
         fenced=bool(claim) and claim[0] == "0",
         cancelled=result.data(f"{name}.cancelled") is not None,
-        generations=frozenset(int(text) for text in result.texts(f"{name}.generation") if text.isdigit()),
+        generations=frozenset(number for number in generations if number is not None),
         exit_status=completion.exit_status if isinstance(completion, CompletionFound) else None,
         other_version=other_version,
     )
@@ -131,11 +132,12 @@ def _submitted(text: str) -> SubmittedJob | None:
 def choose(state: RunState, request_digest: str, generation: int, *, is_retry: bool) -> Decision:
     """Decide from what was found. Pure; the queue must have answered (``state.queue.status == "ok"``).
 
-    An active job with the same request is adopted, whatever its generation; other active jobs, and those somebody
-    cancelled, are cancelled and seen gone first. A retry collects the newest attempt of its generation that ended
-    well with this request, or adopts one that COMPLETED and whose record is not visible yet; a first try (new run,
-    or cleared) does neither. Raises OtherVersionError for an active job whose plan only another version of this
-    package can read: it may be doing just this work, so it is neither adopted nor cancelled.
+    An active job with the same request is adopted, whatever its generation; other active jobs, those somebody
+    cancelled, and those whose node failed or that were preempted, are cancelled and seen gone first. A retry collects
+    the newest attempt of its generation that ended well with this request, or adopts one that COMPLETED and whose
+    record is not visible yet; a first try (new run, or cleared) does neither. Raises OtherVersionError for an active
+    job whose plan only another version of this package can read: it may be doing just this work, so it is neither
+    adopted nor cancelled.
     """
     adopted: tuple[Attempt, int] | None = None
     cancel: list[tuple[int, str]] = []
@@ -147,7 +149,8 @@ def choose(state: RunState, request_digest: str, generation: int, *, is_retry: b
                 remedy=attempt.other_version.remedy,
                 details={"job_id": row.job_id, "state": row.state, "reason": "other_version"},
             )
-        if attempt is not None and adopted is None and _adoptable(attempt, request_digest):
+        ended = parse_state(row.state) in ENDED_STATES  # listed for a while after its end, and never to come back
+        if attempt is not None and adopted is None and not ended and _adoptable(attempt, request_digest):
             adopted = (attempt, row.job_id)
         elif adopted is None or attempt is not adopted[0]:
             cancel.append((row.job_id, attempt.name if attempt else ""))

@@ -65,6 +65,9 @@ class StateClass(Enum):
 HELD_STATES = frozenset({JobState.REQUEUE_HOLD, JobState.RESV_DEL_HOLD, JobState.SPECIAL_EXIT})
 """Back in the queue, but nothing happens until somebody releases the job."""
 
+ENDED_STATES = frozenset({JobState.BOOT_FAIL, JobState.NODE_FAIL, JobState.PREEMPTED})
+"""Base states of a job that ended so; while Slurm starts it over, a flag (REQUEUED, COMPLETING) hides them."""
+
 _CLASSES: Mapping[StateClass, tuple[JobState, ...]] = {
     StateClass.WAITING: (JobState.PENDING, *HELD_STATES),
     StateClass.RUNNING: (

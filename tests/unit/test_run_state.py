@@ -53,7 +53,7 @@ def test_nothing_there_means_submit() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "PREEMPTED", "NODE_FAIL", "NEW_WORD"]
+    "word", ["PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "NEW_WORD"]
 )
 @pytest.mark.parametrize("generation", [1, 2])
 def test_an_active_job_of_the_same_request_is_adopted(word: str, generation: int) -> None:
@@ -74,6 +74,12 @@ def test_an_ended_job_is_not_active(word: str) -> None:
 )
 def test_an_active_job_that_cannot_be_adopted_is_cancelled_first(values: dict[str, Any]) -> None:
     decision = choose(attempt(**values), rows=(row(),))
+    assert (decision.action, decision.cancel) == ("submit", ((481, "a"),))
+
+
+@pytest.mark.parametrize("word", ["NODE_FAIL", "PREEMPTED", "BOOT_FAIL"])
+def test_a_job_whose_node_failed_is_seen_gone_and_not_adopted(word: str) -> None:
+    decision = choose(attempt(), rows=(row(state=word),))
     assert (decision.action, decision.cancel) == ("submit", ((481, "a"),))
 
 
