@@ -59,9 +59,30 @@ def connect(open_client: Callable[[], paramiko.SSHClient], where: str, attempts:
 
 
 def _may_pass(err: BaseException) -> bool:
-    if isinstance(err, _PERMANENT) or "not found in known_hosts" in str(err):
+    if _dropped(err):
+        return True
+    if isinstance(err, _PERMANENT) or "not found in known_hosts" in str(err) or _unusable(err):
         return False
     return isinstance(err, (paramiko.SSHException, OSError, EOFError))
+
+
+def _dropped(err: BaseException) -> bool:
+    """Whether the connection ended during the login: paramiko calls that a failed authentication too."""
+    return isinstance(err, paramiko.AuthenticationException) and "saw EOF" in str(err)
+
+
+def _unusable(err: BaseException) -> str | None:
+    """What has to be corrected on our side, where it is no matter of the network."""
+    text = str(err)
+    if isinstance(err, paramiko.AuthenticationException):
+        return None
+    if isinstance(err, paramiko.ssh_exception.IncompatiblePeer) or "no acceptable" in text:
+        return "It and this client have no key exchange, cipher or key type in common; update the older of the two."
+    if isinstance(err, (FileNotFoundError, PermissionError)) and err.filename:
+        return "The key file has to exist, readable for Airflow's account, on each worker and triggerer."
+    if "private key" in text.lower() or "No authentication methods available" in text or "unpack requires" in text:
+        return "Name a private key (key_file or private_key) that fits the account, in OpenSSH's or PEM format."
+    return None
 
 
 def explain(err: Exception, where: str) -> ClusterUnavailableError:
@@ -83,20 +104,22 @@ def explain(err: Exception, where: str) -> ClusterUnavailableError:
             f"The host key of {where} is not known",
             remedy="Put the server's public key into the connection's extra as 'host_key', or into known_hosts.",
         )
+    if remedy := _unusable(err):
+        return ClusterAccessError(f"The login to {where} cannot be tried: {err}", remedy=remedy)
     if isinstance(err, paramiko.AuthenticationException) and "timeout" in str(err).lower():
         return ClusterUnavailableError(
             f"The login node {where} did not finish the login in time: it is slow, or asked something after the key "
             "(keyboard-interactive)",
             remedy="If it wants a second factor, a key or a gateway usable without a person is needed; else try again.",
         )
-    if isinstance(err, paramiko.AuthenticationException):
+    if isinstance(err, paramiko.AuthenticationException) and not _dropped(err):
         return ClusterAccessError(
             f"The login node {where} refused the login: {err}",
             remedy="Check user, key file and passphrase of the connection; retrying would only lock the account.",
         )
     if isinstance(err, (paramiko.SSHException, OSError, EOFError)):
         hint = ""
-        if "banner" in str(err).lower() or isinstance(err, ConnectionResetError | EOFError):
+        if "banner" in str(err).lower() or _dropped(err) or isinstance(err, ConnectionResetError | EOFError):
             hint = " Many connections at once run into sshd's MaxStartups: use deferrable=True or an Airflow pool."
         return ClusterUnavailableError(
             f"No connection to the login node {where}: {err or type(err).__name__}",

@@ -49,6 +49,7 @@ PASSING = [
     EOFError(),
     socket.gaierror(-3, "Temporary failure in name resolution"),
     paramiko.ssh_exception.NoValidConnectionsError({("10.0.0.1", 22): OSError("no route")}),
+    paramiko.AuthenticationException("Authentication failed: transport shut down or saw EOF"),
 ]
 
 
@@ -91,6 +92,11 @@ PERMANENT = [
         paramiko.BadAuthenticationType("Bad authentication type", ["keyboard-interactive", "gssapi"]),
         "keyboard-interactive",
     ),
+    (FileNotFoundError(2, "No such file or directory", "/keys/id"), "/keys/id"),
+    (PermissionError(13, "Permission denied", "/keys/id"), "'/keys/id'"),
+    (paramiko.SSHException("not a valid OPENSSH private key file"), "not a valid OPENSSH private key"),
+    (paramiko.SSHException("No authentication methods available"), "No authentication methods"),
+    (paramiko.ssh_exception.IncompatiblePeer("no acceptable kex algorithm"), "no acceptable kex"),
 ]
 
 
