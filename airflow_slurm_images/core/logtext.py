@@ -12,16 +12,16 @@ LONGEST_LINE = 8192
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _SECRETS = (
-    re.compile(
-        r"(?i)((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)(?:(?:basic|bearer|negotiate|digest)\s+)?[^\s\"']+"
-    ),
+    # A header's value may be several words (AWS4-HMAC-SHA256 Credential=..., Signature=...), so all of it goes.
+    re.compile(r"(?i)((?:proxy-)?authorization\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\n\"'\\]+"),
     re.compile(r"(?i)\b((?:basic|bearer)\s+)[A-Za-z0-9+/_.~=-]{6,}"),
     re.compile(
-        r"(?i)((?:password|passwd|passphrase|secret|token|api[_-]?key)[\"']?\s*[:=]\s*)"
-        r"(?:\"[^\"\n]*\"?|'[^'\n]*'?|[^\s,;&\"']+)"
+        r"(?i)((?:password|passwd|passphrase|secret|token|api[_-]?key|(?<=[\"'])auth(?=\\*[\"']))\\*[\"']?\s*[:=]\s*)"
+        r"(?:\\*\"[^\"\n]*\"?|\\*'[^'\n]*'?|[^\s,;&\"']+)"
     ),
     re.compile(r"(?i)\b((?:password|passwd)\s+)\S+"),
-    re.compile(r"(://)[^/@\s:]*:[^/\s]+(?=@)"),
+    # Up to the last @ of the word, as a password may hold / and @; `host:port/` is none.
+    re.compile(r"(://)[^/@\s:]*:(?![0-9]{1,5}/)\S{1,512}(?=@)"),
 )
 
 

@@ -35,6 +35,12 @@ SECRET = "hunter2.SECRET-x9"
         f"http://:{SECRET}@proxy.example:3128",
         f"x?client_secret={SECRET}&scope=pull",
         f"passphrase = '{SECRET}'",
+        f"Authorization: Token {SECRET}",
+        f"Authorization: ApiKey {SECRET}",
+        f"Authorization: AWS4-HMAC-SHA256 Credential=AKIA/eu, SignedHeaders=host, Signature={SECRET}",
+        f'{{\\"password\\":\\"{SECRET}\\"}}',
+        f'{{"auths": {{"reg.example": {{"auth":"{SECRET}"}}}}}}',
+        f"https://ann:p/{SECRET}@reg.example/v2/",
     ],
 )
 def test_secrets_are_masked(line: str) -> None:
@@ -52,6 +58,7 @@ def test_secrets_are_masked(line: str) -> None:
         "user@host.example: https://reg.example:5000/a",
         "100% 31.2M 0:00:01",
         "Tokenizer loaded: 12 files",
+        "GET https://reg.example:5000/v2/acme/tool@sha256:0123",
         "[ERROR] URL https://reg.example/v2/a returned error code: 401 Unauthorized",
     ],
 )
@@ -168,7 +175,7 @@ def test_a_secret_whose_line_a_restart_cuts_is_masked() -> None:
         b"first\nAuthorization: Bearer " + SECRET.encode() + b"\n" + b"x" * LONGEST_LINE + b" token=" + SECRET.encode()
     )
     data += b"\nlast\n"
-    for cut in range(len(data)):
+    for cut in (*range(70), *range(70, len(data) - 70, 211), *range(len(data) - 70, len(data))):
         before = LineStream(100_000)
         lines = before.feed(data[:cut])
         after, at = _restarted(before, 100_000)
