@@ -129,7 +129,7 @@ def _source_variables(plan: LifecyclePlan) -> dict[str, str]:
     if isinstance(request, ImportRequest):
         reference = request.reference
         existing = plan.existing.sha256 if plan.existing else ""
-        insecure = request.insecure or reference.registry in plan.profile.insecure_registries
+        insecure = request.insecure or plan.profile.speaks_plain_http(reference.registry)
         return {
             "ASI_IMAGE_URI": reference.enroot_uri,
             "ASI_REGISTRY": reference.registry,

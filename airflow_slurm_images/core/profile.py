@@ -138,6 +138,10 @@ class ClusterProfile(BaseModel):
                 raise ValueError(f"{name!r} holds a control character")
         return value
 
+    def speaks_plain_http(self, registry: str) -> bool:
+        """Whether ``insecure_registries`` names this registry, whatever its case; port 80 is that of plain HTTP."""
+        return _plain(registry) in map(_plain, self.insecure_registries)
+
     @classmethod
     def from_author(cls, extra: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ClusterProfile:
         """Build a profile from a connection's ``extra`` and a task's ``profile``; the task's values win.
@@ -157,6 +161,10 @@ class ClusterProfile(BaseModel):
             return cls.model_validate(given, strict=False)
         except ValidationError as err:
             raise invalid_input("cluster profile", err) from err
+
+
+def _plain(registry: str) -> str:
+    return registry.lower().removesuffix(":80")
 
 
 def invalid_input(what: str, err: ValidationError) -> InvalidRequestError:

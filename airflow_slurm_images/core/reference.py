@@ -19,7 +19,9 @@ from airflow_slurm_images.core.errors import InvalidRequestError
 DOCKER_HUB = "registry-1.docker.io"
 """The API host of Docker Hub. Enroot up to 4.1.2 takes ``docker.io`` literally, so it is never passed on."""
 
-_DOCKER_HUB_NAMES = frozenset({"docker.io", "index.docker.io", DOCKER_HUB})
+_DOCKER_HUB_NAMES = frozenset(
+    {"docker.io", "index.docker.io", "registry.docker.io", "registry.hub.docker.com", DOCKER_HUB}
+)
 _MAX_NAME = 255  # registry + "/" + repository, as the distribution specification advises
 _MAX_TEXT = 1024  # more than any valid reference can have
 _ECHO = 100  # characters of a refused value that a message repeats

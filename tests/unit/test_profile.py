@@ -170,3 +170,18 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_variable_that_may_be_set_leads_enroot_to_other_bytes() -> None:
     dangerous = ("PATH", "CONFIG", "SYSCONF", "SQUASH", "LOGIN", "ALLOW", "MOUNT", "ROOTFS", "PRELOAD")
     assert [name for name in ENVIRONMENT_NAMES if any(word in name for word in dangerous)] == []
+
+
+@pytest.mark.parametrize(
+    ("named", "registry", "plain"),
+    [
+        ("Reg.Example:5000", "reg.example:5000", True),
+        ("reg.example", "reg.example:80", True),
+        ("reg.example:80", "reg.example", True),
+        ("reg.example", "reg.example:5000", False),
+        ("reg.example:5000", "other.example:5000", False),
+    ],
+)
+def test_an_insecure_registry_is_known_however_it_is_written(named: str, registry: str, plain: bool) -> None:
+    profile = ClusterProfile.from_author({"workspace_root": "/ws", "insecure_registries": [named]})
+    assert profile.speaks_plain_http(registry) is plain

@@ -410,3 +410,9 @@ def test_any_text_is_a_reference_with_a_safe_uri_or_a_documented_refusal(text: s
 def test_a_shown_value_is_one_bounded_printable_line(text: str) -> None:
     assert redact(text).isprintable()
     assert len(redact(text)) < 120
+
+
+@pytest.mark.parametrize("name", ["docker.io", "index.docker.io", "registry.docker.io", "registry.hub.docker.com"])
+def test_every_name_of_docker_hub_is_the_host_of_its_api(name: str) -> None:
+    reference = ImageReference.parse(f"{name}/ubuntu@sha256:{'0' * 64}")
+    assert (reference.registry, reference.repository) == ("registry-1.docker.io", "library/ubuntu")
