@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What waiting costs the login node: SSH connections and remote commands per minute for 1, 50 and 500 deferred tasks.
 
-    python -m benchmarks.control_plane [--seconds 120] [--interval 30] [--tasks 1 50 500]
+    python -m benchmarks.control_plane [--seconds 120] [--interval 30] [--tasks 1 50 500] [--quick] [--output NAME]
 
 Real triggers on one event loop, as in a triggerer, watch real (pending) jobs of a cluster in a box over its real sshd.
 Counted at the server's side, in sshd's log. Every tenth task has a profile of its own, as tasks do that ask for more
-memory. Takes root, as the box does. Numbers are printed as rows of a Markdown table.
+memory. Takes root, as the box does. Numbers are printed, and with --output written as a result.
 """
 
 from __future__ import annotations
 
-from tests.airflow import environment  # isort: skip  # settles Airflow's configuration, so it comes first
+from tests.airflow import environment  # noqa: F401  # isort: skip  # settles Airflow's configuration, so it comes first
 
 import argparse
 import asyncio
@@ -30,14 +30,12 @@ from airflow_slurm_images.core.observation import Observation, Watch, payload
 from airflow_slurm_images.hooks.slurm import SlurmHook
 from airflow_slurm_images.triggers import observer
 from airflow_slurm_images.triggers.images import SlurmJobTrigger
+from benchmarks import machine, results
 from tests.cluster.box import Box, temporary_box
+from tests.cluster.conftest import enroot_on_this_machine
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
 
 CONNECTION = "box"
-ROW = "| {tasks} | {connections} | {commands} | {minutes:.1f} | {per_minute:.1f} | {look:.2f} | {size:.0f} |"
-HEAD = """\
-| waiting tasks | SSH connections | remote commands | minutes | commands per minute | seconds per look | KiB asked |
-|---|---|---|---|---|---|---|"""
 
 
 @dataclass
@@ -105,7 +103,7 @@ async def wait(handles: Sequence[dict[str, Any]], interval: float, seconds: floa
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def measure(box: Box, tasks: int, interval: float, seconds: float, looks: Looks) -> str:
+def measure(box: Box, tasks: int, interval: float, seconds: float, looks: Looks) -> dict[str, Any]:
     handles = [submit(box) for _ in range(tasks)]
     for handle in handles[::10]:
         handle["profile"] = {"memory": f"{secrets.randbelow(100) + 1}G"}
@@ -118,15 +116,14 @@ def measure(box: Box, tasks: int, interval: float, seconds: float, looks: Looks)
     minutes = (time.monotonic() - started) / 60
     lines = log.read_text(errors="replace")[len(before) :]
     box.as_user(["scancel", f"--user={box.user}"], check=True)
-    return ROW.format(
-        tasks=tasks,
-        connections=lines.count("Accepted publickey"),
-        commands=lines.count("Starting session: command"),
-        minutes=minutes,
-        per_minute=lines.count("Starting session: command") / minutes,
-        look=statistics.median(looks.seconds),
-        size=max(looks.asked) / 1024,
-    )
+    return {
+        "tasks": tasks,
+        "connections": lines.count("Accepted publickey"),
+        "commands": lines.count("Starting session: command"),
+        "minutes": round(minutes, 3),
+        "seconds_per_look": round(statistics.median(looks.seconds), 3),
+        "bytes_asked": max(looks.asked),
+    }
 
 
 def main() -> int:
@@ -134,16 +131,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="of waiting for each number of tasks")
     parser.add_argument("--interval", type=float, default=30, help="the tasks' poll_interval")
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 50, 500])
+    parser.add_argument("--quick", action="store_true", help="one and ten tasks for ten seconds")
+    parser.add_argument("--output", help="name of the result; nothing is written without")
     options = parser.parse_args()
+    if options.quick:
+        options.tasks, options.seconds, options.interval = [1, 10], 10, 3
     logging.disable(logging.INFO)
     looks = Looks()
     looks.watch()
-    print(f"poll_interval {options.interval:.0f} s, {os.cpu_count()} cores, home {environment.HOME}", file=sys.stderr)
-    print(HEAD)
+    document = machine.describe(enroot_on_this_machine()) | {"poll_interval": options.interval, "rows": []}
     with temporary_box(True) as box:
         os.environ["AIRFLOW_CONN_BOX"] = box.connection_json
         for tasks in options.tasks:
-            print(measure(box, tasks, options.interval, options.seconds, looks), flush=True)
+            row = measure(box, tasks, options.interval, options.seconds, looks) | {"load": machine.load()}
+            print(row, flush=True)
+            document["rows"].append(row)
+    if options.output:
+        results.write(options.output, document)
     return 0
 
 
