@@ -21,13 +21,16 @@ import os
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import httpx
 
@@ -55,7 +58,7 @@ class Limits:
     silence: float = 30.0
     """Longest wait for the next bytes."""
     total: float = 120.0
-    """The whole call with its retries and waits; stops an answer that drips."""
+    """The whole call with its retries and waits; stops an answer that drips, its headers included."""
     attempts: int = 4
     first_wait: float = 1.0
     """Doubled for each further attempt, with a quarter of jitter."""
@@ -82,6 +85,7 @@ class Transport:
     def __init__(self, limits: Limits | None = None, *, sleep: Callable[[float], None] | None = None) -> None:
         self._limits = limits or Limits()
         self._sleep = sleep or time.sleep
+        self._streams: WeakSet[Any] = WeakSet()
         timeout = httpx.Timeout(self._limits.silence, connect=self._limits.connect)
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}  # the bytes as stored are hashed
@@ -106,10 +110,21 @@ class Transport:
         RegistryResponseError for too much data or a forbidden redirect.
         """
         deadline = time.monotonic() + self._limits.total
+        watchdog = threading.Timer(self._limits.total, self._cut)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            return self._persist(method, url, headers, max_bytes, deadline)
+        finally:
+            watchdog.cancel()
+
+    def _persist(
+        self, method: str, url: httpx.URL, headers: Mapping[str, str], max_bytes: int, deadline: float
+    ) -> Answer:
         for attempt in range(1, self._limits.attempts + 1):
             wait = self._limits.first_wait * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)  # noqa: S311
             try:
-                request = self._client.build_request(method, url, headers=headers)
+                request = self._client.build_request(method, url, headers=headers, extensions={"trace": self._note})
                 answer = self._once(request, max_bytes, deadline)
                 asked = retry_after(answer.headers.get("Retry-After"), datetime.now(timezone.utc))
                 wait = wait if asked is None else asked
@@ -121,6 +136,20 @@ class Transport:
             self._sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def _note(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember each connection that is opened; httpx reports them so."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            self._streams.add(info["return_value"])
+
+    def _cut(self) -> None:
+        """End all waiting for bytes: httpx bounds each wait, not their number."""
+        for stream in list(self._streams):
+            with suppress(OSError):  # closed meanwhile; not SSLSocket's own, which changes what the reader holds
+                socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+
+    def _too_slow(self, url: httpx.URL) -> RegistryUnavailableError:
+        return RegistryUnavailableError(f"{_where(url)} sends too slowly; given up after {self._limits.total:.0f} s")
+
     def _may_wait(self, attempt: int, wait: float, deadline: float) -> bool:
         in_time = wait <= self._limits.longest_wait and time.monotonic() + wait < deadline
         return attempt < self._limits.attempts and in_time
@@ -130,10 +159,14 @@ class Transport:
             try:
                 with closing(self._client.send(request, stream=True, follow_redirects=False)) as response:
                     if response.next_request is None:
-                        content = _read(response, max_bytes, deadline)
+                        content = _read(response, max_bytes)
+                        if time.monotonic() >= deadline:  # what was cut off may look whole
+                            raise self._too_slow(request.url)
                         sent_with = request.headers.get("Authorization", "")
                         return Answer(response.status_code, request.url, response.headers, content, sent_with)
             except httpx.RequestError as err:
+                if time.monotonic() >= deadline:
+                    raise self._too_slow(request.url) from err
                 raise _failure(err, request.url) from err
             request = _checked(request.url, response.next_request)
         problem = f"more than {self._limits.redirects} redirects, the last to {_where(request.url)}"
@@ -159,7 +192,7 @@ def _trust() -> ssl.SSLContext:
     return context
 
 
-def _read(response: httpx.Response, max_bytes: int, deadline: float) -> bytes:
+def _read(response: httpx.Response, max_bytes: int) -> bytes:
     announced = response.headers.get("Content-Length", "")
     if response.request.method == "HEAD":
         return b""
@@ -170,9 +203,6 @@ def _read(response: httpx.Response, max_bytes: int, deadline: float) -> bytes:
         content += chunk
         if len(content) > max_bytes:
             raise _too_large(response.url, max_bytes)
-        if time.monotonic() > deadline:
-            where = _where(response.url)
-            raise RegistryUnavailableError(f"{where} sends too slowly; given up after {len(content)} bytes")
     return bytes(content)
 
 

@@ -21,12 +21,13 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 REPOSITORY = "team/app"
 
-Fault = Literal["none", "truncated", "silent", "dripping", "closed", "unannounced"]
+Fault = Literal["none", "truncated", "silent", "dripping", "closed", "unannounced", "headers", "undelimited"]
 
 
 @dataclass
 class BadReply(Reply):
-    """`truncated` announces too much, `unannounced` nothing; `silent` never begins, `dripping` never ends."""
+    """`truncated` announces too much, `unannounced` nothing; `silent` never begins, `dripping` never ends, nor do
+    `headers` and `undelimited`, a body whose end is that of the connection."""
 
     fault: Fault = "none"
 
@@ -93,11 +94,16 @@ class MisbehavingRegistry(RecordingServer):
         if fault == "closed":
             return
         handler.send_response(reply.status)
-        if fault != "unannounced":
+        if fault == "headers":
+            handler.flush_headers()
+            handler.wfile.write(b"X-Slow: ")
+            self._drip(handler)
+            return
+        if fault not in ("unannounced", "undelimited"):
             handler.send_header("Content-Length", str(len(reply.body) + 1_000_000))
         handler.end_headers()
         handler.wfile.write(reply.body)
-        if fault == "dripping":
+        if fault in ("dripping", "undelimited"):
             self._drip(handler)
 
     def _drip(self, handler: BaseHTTPRequestHandler) -> None:

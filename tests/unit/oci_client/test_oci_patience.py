@@ -102,11 +102,21 @@ def test_silence_is_bounded(registry: MisbehavingRegistry, waits: list[float]) -
     assert len(registry.requests) == 2
 
 
-def test_an_answer_that_drips_is_given_up(registry: MisbehavingRegistry) -> None:
-    registry.script(registry.tag_path, BadReply(200, fault="dripping"))
+@pytest.mark.parametrize("fault", ["dripping", "headers", "undelimited"])
+def test_an_answer_that_drips_is_given_up(registry: MisbehavingRegistry, fault: Fault) -> None:
+    registry.script(registry.tag_path, BadReply(200, fault=fault))
     with pytest.raises(RegistryUnavailableError, match="too slowly"):
         fetch(make_client(registry.address, [], total=0.2))
     assert len(registry.requests) == 1
+
+
+def test_an_answer_that_drips_over_tls_or_a_kept_connection_is_given_up(secure: MisbehavingRegistry) -> None:
+    client = make_client(secure.address, [], total=1, insecure=False)
+    assert fetch(client) == secure.manifest
+    secure.script(secure.tag_path, BadReply(200, fault="headers"), secure.healthy(secure.tag_path))
+    with pytest.raises(RegistryUnavailableError, match="too slowly"):
+        fetch(client)
+    assert fetch(client) == secure.manifest  # the client is as good as new
 
 
 def test_a_registry_that_is_down_is_unavailable(waits: list[float]) -> None:
