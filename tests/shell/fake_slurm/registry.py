@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Any
 
 from airflow_slurm_images.core import failures
@@ -39,8 +40,8 @@ cp -- "${here}/image.sqsh" "${output}"
 class Registry(MisbehavingRegistry):
     """Serves documents by digest; wants a login where told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
+        super().__init__(tls)
         self.challenge: str | None = None
         self.accepted: str | None = None
 
