@@ -8,6 +8,8 @@ ASI_WORK_OWNED='' # set when the job made that file itself
 ASI_ENROOT=''     # version, X.Y.Z
 ASI_WRAP=()          # what an image is started with, for isolation
 ASI_START_OPTIONS=() # the same, of Enroot's own
+ASI_START_SECONDS=0  # left for all starts of this image together
+readonly ASI_FACTS_LIMIT=1048576
 
 # asi::imports - does this run pull an image? Not where an earlier import left its file in the store.
 asi::imports() {
@@ -224,10 +226,24 @@ asi::isolate() {
     fi
 }
 
-# asi::start TARGET - run the inspector in TARGET, a .sqsh or the name of an unpacked image.
+# asi::keep_facts FILE - what comes through the pipe; of too much only enough to tell that it is. Read to the end, so
+# that the writer never blocks.
+asi::keep_facts() {
+    head -c "$((ASI_FACTS_LIMIT + 1))" > "$1" || true
+    cat > /dev/null
+}
+
+# asi::start TARGET - run the inspector in TARGET, a .sqsh or the name of an unpacked image. It finds nothing of the
+# host that it can write to but two pipes: its output, and one for the facts.
 asi::start() {
-    local -r target="$1"
-    asi::tool "${ASI_ATTEMPT_DIR}/inspect.log" "${ASI_INSPECT_TIMEOUT}" \
+    local -r target="$1" pipe="${ASI_SCRATCH}/mount/facts" began="${SECONDS}"
+    local reader='' facts='' status=0
+    rm -f -- "${pipe}"
+    mkfifo -- "${pipe}"
+    asi::keep_facts "${ASI_ATTEMPT_DIR}/output/facts.json" < "${pipe}" {ASI_GUARD}>&- &
+    reader=$!
+    exec {facts}> "${pipe}" # the reader is done when the last writer is
+    asi::tool "${ASI_ATTEMPT_DIR}/inspect.log" "${ASI_START_SECONDS}" \
         env -i "PATH=${PATH}" "HOME=${ASI_SCRATCH}/home" "LC_ALL=${LC_ALL}" \
         "ENROOT_SYSCONF_PATH=${ASI_ATTEMPT_DIR}/enroot-sysconf" "ENROOT_CONFIG_PATH=${ASI_SCRATCH}/home" \
         "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
@@ -237,14 +253,17 @@ asi::start() {
         "${ASI_WRAP[@]+"${ASI_WRAP[@]}"}" enroot start "${ASI_START_OPTIONS[@]+"${ASI_START_OPTIONS[@]}"}" \
         --env SHELL=/bin/sh --rc "${ASI_ATTEMPT_DIR}/enroot.rc" --conf "${ASI_ATTEMPT_DIR}/start.conf" \
         --mount "${ASI_SCRATCH}/mount:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private" \
-        --mount "${ASI_SCRATCH}/out:/asi/out:none:bind,rw,nosuid,nodev,noexec,private" \
-        "${target}" --kind "${ASI_KIND}" --output /asi/out/facts.json
+        "${target}" --kind "${ASI_KIND}" || status=$?
+    exec {facts}>&-
+    wait "${reader}" || true
+    ASI_START_SECONDS=$((ASI_START_SECONDS - (SECONDS - began)))
+    return "${status}"
 }
 
-# asi::mount_failed - the start never reached the image; says nothing about the image.
+# asi::mount_failed - the start never reached the image, or the image says so; says nothing about the image.
 asi::mount_failed() {
     grep -Eq 'Failed to mount|fuse|user namespace|Operation not permitted' "${ASI_ATTEMPT_DIR}/inspect.log" \
-        && [[ ! -e "${ASI_SCRATCH}/out/facts.json" ]]
+        && [[ ! -s "${ASI_ATTEMPT_DIR}/output/facts.json" ]] && ((ASI_START_SECONDS > 0))
 }
 
 # asi::start_somehow FILE - direct; once more, as Enroot waits only half a second for a mount; then unpacked.
@@ -275,20 +294,16 @@ asi::start_somehow() {
 # asi::inspect FILE - facts from inside the image; its output is hostile until Airflow's side validated it.
 asi::inspect() {
     local status=0
-    local -r facts="${ASI_SCRATCH}/out/facts.json" began="${SECONDS}"
     cp -- "${ASI_ATTEMPT_DIR}/inspect_image.py" "${ASI_SCRATCH}/mount/inspect_image.py"
-    mkdir "${ASI_SCRATCH}/mount/out"
+    ASI_START_SECONDS="${ASI_INSPECT_TIMEOUT}"
     asi::start_somehow "$1" || status=$?
     asi::compare_identity # first of all: what happened may have happened to another file
-    if [[ -f "${facts}" && ! -L "${facts}" ]]; then
-        head -c 1048577 -- "${facts}" > "${ASI_ATTEMPT_DIR}/output/facts.json"
-    fi
     case "${status}" in
         0) ;;
         90) asi::fail "${E_NO_PYTHON}" "no usable Python in the image" ;;
         91 | 92) asi::fail "${E_INSPECTION_FAILED}" "the inspector could not make the record" ;;
         124 | 137)
-            if ((SECONDS - began < ASI_INSPECT_TIMEOUT)); then # the image killed itself, or Linux did for its memory
+            if ((ASI_START_SECONDS > 0)); then # the image killed itself, or Linux did for its memory
                 asi::fail "${E_INSPECTION_FAILED}" "the image's processes were killed (status ${status})"
             fi
             asi::fail "${E_INSPECTION_TIMEOUT}" "the inspection did not end within ${ASI_INSPECT_TIMEOUT} s"

@@ -21,8 +21,7 @@ The rules behind the facts (other tools of this family read the value under ``in
 
 Exit status: 0 facts written; 91 facts cannot be made; 92 a fault of ours or of the call; two that make
 ``enroot.rc`` ask the image's next Python: 93 like 91, as this one has no vLLM; 94 its standard library is
-incomplete. Then ``asi-inspect: error: <code>: <text>`` is the last line on standard error and, when it can be
-written, the output file holds the same under ``error``.
+incomplete. Then nothing is written, and ``asi-inspect: error: <code>: <text>`` is the last line on standard error.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ from __future__ import annotations
 import os
 import sys
 
-IMPORT_PATH = tuple(sys.path)  # what an import in this image would see, and our own directory
+# What an import in this image would see, and our own directory; Python passes over entries that are no text, and so
+# may those be that a sitecustomize of the image added.
+IMPORT_PATH = tuple(entry for entry in sys.path if isinstance(entry, str) and "\0" not in entry)
 if __name__ == "__main__" and getattr(os, "__file__", None):
     # From here on only the standard library, so that a json.py on the image's PYTHONPATH does not replace ours.
-    _STDLIB = os.path.dirname(os.__file__)
-    sys.path[:] = [p for p in sys.path if p == _STDLIB or p.endswith("/lib-dynload")]
+    sys.path[:] = [os.path.dirname(os.__file__), *(entry for entry in IMPORT_PATH if entry.endswith("/lib-dynload"))]
 
 try:
     import argparse
@@ -290,9 +290,13 @@ def scan_archive(path: str, notes: Notes) -> Iterator[Distribution]:
             return
         with zipfile.ZipFile(path) as archive:
             for name in filter(ZIP_METADATA.fullmatch, archive.namelist()):
+                info = os.path.dirname(name)
                 with archive.open(name) as source:
                     raw = source.read(MAX_METADATA_BYTES)
-                yield parse_metadata(raw, os.path.join(path, os.path.dirname(name)), path)
+                try:
+                    yield parse_metadata(raw, os.path.join(path, info), path)
+                except Unreadable as error:
+                    notes.unreadable(path, info, str(error))
     except Exception as error:  # zipfile raises a dozen kinds on hostile input
         notes.unreadable(os.path.dirname(path), os.path.basename(path), clip(str(error), 200))
 
@@ -606,43 +610,24 @@ def encode(document: dict[str, Any]) -> bytes:
     return text.encode("ascii")
 
 
-def write_atomically(path: str, content: bytes) -> None:
-    """Put a file of mode 0600 in place with one rename; a link there is replaced, not followed."""
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    temporary = f".facts.{os.getpid()}.{os.urandom(8).hex()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
-        try:
-            with os.fdopen(descriptor, "wb") as output:
-                os.fchmod(descriptor, 0o600)  # whatever the umask
-                output.write(content)
-                output.flush()
-                os.fsync(descriptor)
-            os.rename(temporary, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
-        except BaseException:
-            os.unlink(temporary, dir_fd=directory)
-            raise
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def write(path: str, content: bytes) -> None:
+    """Write the facts to a file, or into a pipe that somebody reads; never through a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as output:
+        output.write(content)
 
 
-def report(output: str, code: str, text: str) -> None:
-    """Say an error on standard error and, when possible, in the output file."""
-    text = clip(text, 2000)
-    try:
-        write_atomically(output, encode({"facts_version": FACTS_VERSION, "error": {"code": code, "message": text}}))
-    except Exception as error:
-        sys.stderr.write("asi-inspect: " + clip(f"cannot write {output}: {error}") + "\n")
-    sys.stderr.write(f"asi-inspect: error: {code}: {text}\n")
+def fail(code: str, text: str, status: int) -> int:
+    """Say why there are no facts; returns the exit status."""
+    sys.stderr.write(f"asi-inspect: error: {code}: {clip(text, 2000)}\n")
+    return status
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Return the parsed command line; a wrong one ends the program."""
     parser = argparse.ArgumentParser(description="Write the facts of this image's Python environment.")
     parser.add_argument("--kind", required=True, choices=("client", "serving"))
-    parser.add_argument("--output", required=True, help="the JSON file to write, an absolute path")
+    parser.add_argument("--output", required=True, help="the JSON file or pipe to write, an absolute path")
     parser.add_argument("--mount", default=os.path.dirname(os.path.abspath(__file__)), help="not the image's own")
     parser.add_argument("--without", action="append", default=[], help="a Python tried before, without vllm")
     options = parser.parse_args(arguments)
@@ -660,20 +645,17 @@ def main(arguments: list[str]) -> int:
     try:
         content = encode(make_facts(options.kind, options.mount, options.without))
     except Refused as error:
-        report(options.output, error.code, str(error))
-        return error.status
+        return fail(error.code, str(error), error.status)
     except BaseException as error:
         place = error.__traceback__
         while place and place.tb_next:
             place = place.tb_next
         line = place.tb_lineno if place else 0
-        report(options.output, "internal", f"{type(error).__name__} at line {line}: {error}")
-        return EXIT_FAULT
+        return fail("internal", f"{type(error).__name__} at line {line}: {error}", EXIT_FAULT)
     try:
-        write_atomically(options.output, content)
+        write(options.output, content)
     except OSError as error:
-        report(options.output, "output_failed", f"{options.output}: {why(error)}")
-        return EXIT_FAULT
+        return fail("output_failed", f"{options.output}: {why(error)}", EXIT_FAULT)
     return 0
 
 

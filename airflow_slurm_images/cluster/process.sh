@@ -115,11 +115,11 @@ asi::make_scratch() {
     asi::sweep_scratch "${root}"
     ASI_SCRATCH="$(mktemp -d "${root}/asi-${ASI_TOKEN}.XXXXXX")" \
         || asi::fail "${E_SCRATCH}" "cannot make a private directory below ${root} on ${SLURMD_NODENAME}"
-    mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,out,work}
+    mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,work}
     exec {ASI_ALIVE}> "${ASI_SCRATCH}/alive"
     flock --nonblock "${ASI_ALIVE}"
     uname -n > "${ASI_SCRATCH}/node" # only now: a sweep looks at what has a node, and asks for the lock
-    mkfifo "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}/pipe"
+    mkfifo "${ASI_SCRATCH}/guard"
     set -m # a process group of its own: Slurm kills that of a batch shell which ended
     asi::guard "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}" < /dev/null > /dev/null 2>&1 &
     set +m
@@ -156,16 +156,31 @@ asi::stop_child() {
     fi
 }
 
+# asi::bare COMMAND... - in a subshell: become COMMAND, which gets the three standard descriptors and no other. A
+# process can open again, for writing too, what a descriptor leads to.
+asi::bare() {
+    local descriptor=''
+    for descriptor in /proc/self/fd/*; do
+        descriptor="${descriptor##*/}"
+        if ((descriptor > 2)); then
+            exec {descriptor}>&-
+        fi
+    done
+    exec "$@"
+}
+
 # asi::tool LOG SECONDS COMMAND... - run COMMAND; its status is the function's. 124 or 137: the time was up.
+# The pipe is a new one each time: it is the image's standard output too, which may change its mode.
 asi::tool() {
-    local -r log="$1" limit="$2"
+    local -r log="$1" limit="$2" pipe="${ASI_SCRATCH}/pipe"
     shift 2
     local reader='' status=0 out=''
-    "${ASI_READER}" "${log}" < "${ASI_SCRATCH}/pipe" {ASI_GUARD}>&- &
+    rm -f -- "${pipe}"
+    mkfifo -- "${pipe}"
+    "${ASI_READER}" "${log}" < "${pipe}" {ASI_GUARD}>&- &
     reader=$!
-    exec {out}> "${ASI_SCRATCH}/pipe"
-    setsid setpriv --pdeathsig KILL timeout --kill-after=10 "${limit}" "$@" \
-        < /dev/null >&"${out}" 2>&1 {out}>&- {ASI_GUARD}>&- {ASI_ALIVE}>&- &
+    exec {out}> "${pipe}"
+    asi::bare setsid setpriv --pdeathsig KILL timeout --kill-after=10 "${limit}" "$@" < /dev/null >&"${out}" 2>&1 &
     ASI_CHILD=$!
     printf 'watch %s\n' "${ASI_CHILD}" >&"${ASI_GUARD}"
     exec {out}>&-

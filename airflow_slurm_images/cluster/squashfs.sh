@@ -4,7 +4,7 @@
 # it say about itself. Nothing here runs a byte of the image or writes a file whose name the image chose.
 
 readonly ASI_FACT_LIMIT=262144 # bytes kept of each file read out of the image
-readonly ASI_TARGETS='.lock .enroot etc etc/fstab etc/environment etc/rc proc dev dev/null dev/zero dev/urandom sys tmp asi asi/out asi/inspect_image.py'
+readonly ASI_TARGETS='.lock .enroot etc etc/fstab etc/environment etc/rc proc dev dev/null dev/zero dev/urandom sys tmp asi'
 ASI_FD=''
 ASI_IDENTITY=''
 
@@ -59,7 +59,7 @@ asi::read_listing() {
             path = substr($0, index($0, " squashfs-root/") + 15)
             if (type == "l") sub(/ -> .*$/, "", path)
             if (path in target) print "target", type, path
-            if (type == "-" && /^...x/ && path ~ /^[A-Za-z0-9._+\/-]+$/) {
+            if (type == "-" && /^...x/ && path ~ /^[A-Za-z0-9._+][A-Za-z0-9._+\/-]*$/) { # no option
                 if (path ~ /^(usr\/)?s?bin\/[^\/]+$/) { if (usual++ < 12) print "program", path }
                 else if (other++ < 8) print "program", path
             }

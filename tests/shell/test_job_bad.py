@@ -152,7 +152,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(
             "openssl", f'[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || {{ {act}; }}\nexec sha256sum'
         )
     else:
-        cluster.slurm.enroot_does("start", f'{act}\ncp "${{here}}/facts.json" "${{out}}/"')
+        cluster.slurm.enroot_does("start", f'{act}\ncat "${{here}}/facts.json" > "${{facts}}"')
     kind = "generic" if moment == "while it is hashed" else "client"
     output = failed(cluster, cluster.run(inspect_request(path, kind)), "changed_during_inspection")
     assert "changed during inspection" in output
@@ -189,7 +189,6 @@ def test_a_hostile_image_is_recognised_with_every_awk(cluster: LocalCluster, awk
         ("kill -KILL $$", "inspection_failed"),
         ("exit 1", "start_failed"),
         ("true", "inspection_failed"),
-        ('ln -s /etc/hostname "${out}/facts.json"', "inspection_failed"),
     ],
 )
 def test_each_end_of_an_inspection_has_its_own_code(cluster: LocalCluster, script: str, reason: str) -> None:
@@ -277,7 +276,7 @@ MOUNT_FAILS = (
 
 def test_a_slow_mount_is_tried_again(cluster: LocalCluster) -> None:
     cluster.slurm.tool("sleep", "exit 0")
-    cluster.slurm.enroot_does("start", f'{MOUNT_FAILS % 1}\ncp "${{here}}/facts.json" "${{out}}/"')
+    cluster.slurm.enroot_does("start", f'{MOUNT_FAILS % 1}\ncat "${{here}}/facts.json" > "${{facts}}"')
     done = cluster.run(inspect_request(image("plain"), "client"))
     assert done.status == 0, done.output
     assert cluster.slurm.enroot_calls("create") == []
@@ -285,8 +284,8 @@ def test_a_slow_mount_is_tried_again(cluster: LocalCluster) -> None:
 
 def test_an_image_that_cannot_be_mounted_is_unpacked(cluster: LocalCluster) -> None:
     cluster.slurm.tool("sleep", "exit 0")
-    cluster.slurm.enroot_does("start", f'{MOUNT_FAILS % 2}\ncp "${{here}}/facts.json" "${{out}}/"')
+    cluster.slurm.enroot_does("start", f'{MOUNT_FAILS % 2}\ncat "${{here}}/facts.json" > "${{facts}}"')
     done = cluster.run(inspect_request(image("plain"), "client"))
     assert done.status == 0, done.output
     assert len(cluster.slurm.enroot_calls("create")) == 1
-    assert cluster.slurm.enroot_calls("start")[-1].split("asi/out:none")[1].split()[1] == "inspected"
+    assert cluster.slurm.enroot_calls("start")[-1].split(" --kind ")[0].endswith(" inspected")

@@ -144,7 +144,7 @@ def test_the_profile_reaches_slurm_and_the_job(cluster: LocalCluster) -> None:
 
 def test_a_cuda_image_is_started_without_devices(cluster: LocalCluster) -> None:
     cluster.slurm.enroot_does(
-        "start", '[[ "${NVIDIA_VISIBLE_DEVICES}" == void ]] || exit 1\ncp "${here}/facts.json" "${out}/"'
+        "start", '[[ "${NVIDIA_VISIBLE_DEVICES}" == void ]] || exit 1\ncat "${here}/facts.json" > "${facts}"'
     )
     done = cluster.run(import_request("client"))
     assert done.status == 0, done.output

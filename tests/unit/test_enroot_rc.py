@@ -54,14 +54,14 @@ def test_the_python_on_path_is_used_with_the_arguments_of_the_contract(image: Fa
     mount = image.root / "asi"
     assert image.log.read_text() == (
         f"{image.root}/usr/bin/python3 -s -B {mount}/inspect_image.py --kind serving --mount {mount} "
-        f"--output {mount}/out/facts.json\n"
+        f"--output {mount}/facts\n"
     )
 
 
 def test_the_output_can_be_named(sh_image: FakeImage) -> None:
     sh_image.python("usr/bin/python3")
-    assert sh_image.run("--", "--kind", "client", "--output", "/asi/out/facts.json").returncode == 0
-    assert sh_image.log.read_text().endswith("--output /asi/out/facts.json\n")
+    assert sh_image.run("--", "--kind", "client", "--output", "/asi/other").returncode == 0
+    assert sh_image.log.read_text().endswith("--output /asi/other\n")
 
 
 @pytest.mark.parametrize(
@@ -343,13 +343,13 @@ def test_variables_of_the_image_do_not_disturb_the_script(image: FakeImage) -> N
 def test_a_real_python_is_found_and_the_facts_are_written(image: FakeImage, tmp_path: Path) -> None:
     prefix = Prefix.make(tmp_path, running())
     prefix.add("vllm", "0.33.0", scripts=("vllm",))
-    (image.root / "asi" / "out").mkdir(parents=True)
+    (image.root / "asi").mkdir()
     (image.root / "asi" / "inspect_image.py").write_bytes(INSPECTOR.read_bytes())
     (image.root / "opt").mkdir()
     (image.root / "opt" / "venv").symlink_to(prefix.root)
     done = image.run("--kind", "serving", environment={"PYTHONINSPECT": "1"})
     assert (done.returncode, done.stderr) == (0, "")
-    facts = json.loads((image.root / "asi" / "out" / "facts.json").read_text())
+    facts = json.loads((image.root / "asi" / "facts").read_text())
     assert facts["image"]["python_executable"] == f"{image.root}/opt/venv/bin/python3"
     assert facts["inspection"]["executable_path"] == str((prefix.root / "bin" / "vllm").resolve())
 

@@ -204,11 +204,16 @@ def test_a_wheel_or_egg_file_on_sys_path_is_read(prefix: Prefix, tmp_path: Path)
     for archive, member in (("w.whl", "zipped-1.0.dist-info/METADATA"), ("e.egg", "EGG-INFO/PKG-INFO")):
         with zipfile.ZipFile(tmp_path / archive, "w") as target:
             target.writestr(member, metadata(f"zipped-{archive[0]}", "1.0"))
+    with zipfile.ZipFile(tmp_path / "mixed.whl", "w") as target:
+        target.writestr("a_nameless-1.0.dist-info/METADATA", "Version: 1.0\n\n")
+        target.writestr("b_named-1.0.dist-info/METADATA", metadata("b-named", "1.0"))
     (tmp_path / "bad.egg").write_bytes(b"PK\x05\x06" + b"\xff" * 18)
-    prefix.environment["PYTHONPATH"] = f"{tmp_path}/w.whl:{tmp_path}/e.egg:{tmp_path}/bad.egg"
+    archives = ("w.whl", "e.egg", "bad.egg", "mixed.whl")
+    prefix.environment["PYTHONPATH"] = ":".join(str(tmp_path / name) for name in archives)
     outcome = prefix.inspect()
-    assert outcome.versions == {"pip": "24.0", "zipped-e": "1.0", "zipped-w": "1.0"}
-    assert [entry["directory"] for entry in outcome.image["unreadable_distributions"]] in ([], ["bad.egg"])
+    assert outcome.versions == {"b-named": "1.0", "pip": "24.0", "zipped-e": "1.0", "zipped-w": "1.0"}
+    unreadable = [entry["directory"] for entry in outcome.image["unreadable_distributions"]]
+    assert set(unreadable) - {"bad.egg"} == {"a_nameless-1.0.dist-info"}
 
 
 def test_an_unpacked_egg_is_read(prefix: Prefix) -> None:

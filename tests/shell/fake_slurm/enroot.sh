@@ -31,13 +31,13 @@ case "${verb}" in
         ;;
     start)
         for word in "$@"; do
-            [[ "${word}" != *:/asi/out:* ]] || out="${word%%:*}"
+            [[ "${word}" != *:/asi:* ]] || facts="${word%%:*}/facts"
         done
         if [[ -e "${here}/start.sh" ]]; then
             # shellcheck source=/dev/null
             source "${here}/start.sh"
         else
-            cp -- "${here}/facts.json" "${out}/facts.json"
+            cat -- "${here}/facts.json" > "${facts}"
         fi
         ;;
     create)

@@ -78,11 +78,11 @@ class Outcome:
 
     @property
     def error_code(self) -> str:
-        """The code of a refused inspection, the same on standard error and in the file."""
+        """The code of a refused inspection, of which nothing was written."""
         last = self.stderr.rstrip("\n").rpartition("\n")[2]
         match = re.match(r"asi-inspect: error: (\w+): (.+)", last)
         assert match is not None, self.stderr
-        assert self.facts == {"facts_version": 1, "error": {"code": match[1], "message": match[2]}}
+        assert self.facts == {}
         return match[1]
 
 
@@ -104,7 +104,7 @@ class Prefix:
         (root / "bin" / "python3").symlink_to(interpreter.executable)
         (root / "pyvenv.cfg").write_text(f"home = {interpreter.home}\ninclude-system-site-packages = false\n")
         mount = tmp_path / "mounted"
-        (mount / "out").mkdir(parents=True, exist_ok=True)
+        mount.mkdir(exist_ok=True)
         (mount / "inspect_image.py").write_bytes(INSPECTOR.read_bytes())
         return cls(root, interpreter, mount, {"PATH": f"{root / 'bin'}:/usr/bin:/bin"})
 
@@ -121,7 +121,7 @@ class Prefix:
     @property
     def output(self) -> Path:
         """Where the facts go."""
-        return self.mount / "out" / "facts.json"
+        return self.mount / "facts"
 
     def add(self, name: str, version: str = "1.0", *, base: Path | None = None, scripts: tuple[str, ...] = ()) -> Path:
         """Install a distribution as pip would; returns its dist-info directory."""
@@ -155,7 +155,8 @@ class Prefix:
              "--output", str(self.output), *arguments],
             env=self.environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
         )  # fmt: skip
-        facts = json.loads(self.output.read_text()) if self.output.is_file() else {}
+        written = self.output.is_file() and not self.output.is_symlink()
+        facts = json.loads(self.output.read_text()) if written else {}
         return Outcome(done.returncode, done.stderr, facts)
 
 
