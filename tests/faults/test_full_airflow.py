@@ -124,6 +124,19 @@ def test_a_cleared_task_whose_new_try_comes_before_the_kill_keeps_its_job(begin:
     assert scene.calls("scancel") == []
 
 
+def test_a_task_that_is_cleared_after_its_success_starts_a_new_attempt(begin: Begin) -> None:
+    """And a retry of the new one adopts, as any: the numbers that Airflow gives the tries tell them apart."""
+    scene, run = begin("blocking")
+    published(scene, run, jobs=1, imports=1)
+    scene.hold()
+    run.clear()
+    assert scene.importing(jobs=2, timeout=120), (scene.jobs(), run.log())
+    assert run.reaches("running", tries=2), (run.instance, run.log())
+    run.signal(signal.SIGKILL)
+    assert run.reaches("running", tries=3), (run.instance, run.log())
+    published(scene, run, jobs=2, imports=2)
+
+
 def test_a_running_task_that_is_marked_failed_cancels_its_job(begin: Begin) -> None:
     scene, run = begin("blocking")
     run.mark("failed")
