@@ -144,10 +144,9 @@ class Lifecycle:
         cluster = attempt.submitted.cluster if attempt.submitted else self._cluster.profile.cluster
         handle = self._handle(work, plan, SubmittedJob(known, cluster), attempt.submitted_at)
         self._started(handle)
-        if job_id is None:
-            self._log.info("Job %s of an earlier try has finished; collecting its result", known)
-        else:
-            self._log.info("Job %s of this task is in the queue; adopting it", known)
+        what = "of an earlier try has finished; collecting its result" if job_id is None else "is there; adopting it"
+        self._log.info("Job %s %s (run directory %s)", known, what, plan.attempt_directory)
+        if job_id is not None:
             self._cluster.adopt(plan.attempt_directory, work.generation, known)
         return handle
 

@@ -214,6 +214,19 @@ def test_an_active_job_of_this_request_is_adopted_on_its_own_cluster(cluster: Sc
     assert cluster.done == ["prepare", "adopt 481 3"]
 
 
+@pytest.mark.parametrize("active", [True, False], ids=["adopted", "collected"])
+def test_the_log_of_who_takes_over_a_job_leads_to_its_run_directory(
+    cluster: ScriptedCluster, clock: Clock, caplog: pytest.LogCaptureFixture, active: bool
+) -> None:
+    plan = records.plan()
+    cluster.attempts = [attempt(plan, exit_status=None if active else 0, claimed_by=481)]
+    cluster.queues = [QueueAnswer("ok", (row(481),) if active else ())]
+    with caplog.at_level(logging.INFO):
+        lifecycle(cluster, clock).begin(work(is_retry=True))
+    assert cluster.count("submit") == 0
+    assert plan.attempt_directory in caplog.text and "481" in caplog.text
+
+
 def test_a_job_of_another_request_is_gone_before_anything_is_staged(cluster: ScriptedCluster, clock: Clock) -> None:
     cluster.attempts = [attempt(records.plan(records.import_request(kind="serving")))]
     cluster.queues = [QueueAnswer("ok", (row(481),))]
