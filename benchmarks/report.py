@@ -29,8 +29,6 @@ FLOORS = {
     "sha256sum": "SHA-256 with coreutils",
     "import_cold": "`enroot import`, nothing cached, our squash options",
     "import_warm": "`enroot import`, all layers but the last cached, our squash options",
-    "import_cached": "`enroot import`, all layers cached, our squash options",
-    "import_cached_lzo": "`enroot import`, all layers cached, Enroot's own squash options",
 }
 
 

@@ -42,15 +42,15 @@ class Size:
         self.file = timed.directory("existing") / "image.sqsh"
 
     def note(self, name: str, value: Any) -> None:
-        self.measured[name].append(value)
-        self.loads.append(machine.load())
+        load = machine.load()
+        self.measured[name].append(value | {"load": load} if isinstance(value, dict) else value)
+        self.loads.append(load)
         print(f"  {name}: {value}", file=sys.stderr, flush=True)
 
     def repeat(self, number: int) -> None:
-        ours_first = number % 2 == 0
-        for side in (self.ours_import, self.reference_import)[:: 1 if ours_first else -1]:
+        for side in (self.ours_import, self.reference_import)[:: -1 if number % 2 else 1]:
             side()
-        for side in (self.ours_inspection, self.reference_inspection)[:: 1 if ours_first else -1]:
+        for side in (self.ours_inspection, self.reference_inspection, self.ours_inspection):
             side()
         self.floor_of_the_file()
         self.floor_of_the_import()
@@ -99,8 +99,6 @@ class Size:
         for name, image, options in (
             ("import_cold", self.image.image, SQUASH_OPTIONS),
             ("import_warm", self.image.refreshed, SQUASH_OPTIONS),
-            ("import_cached", self.image.refreshed, SQUASH_OPTIONS),
-            ("import_cached_lzo", self.image.refreshed, ENROOT_DEFAULT),
         ):
             self.note(f"floor.{name}", round(enroot.import_image(image, options), 3))
         enroot.remove()
