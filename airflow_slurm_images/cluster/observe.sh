@@ -11,6 +11,7 @@ readonly ASI_CONTROL_JOBS=20
 ASI_IDS=()
 ASI_NAMES=()
 ASI_OPEN=()
+declare -A ASI_QUEUED=() # of a job that has not begun: the file that was written at its submission -> its index
 
 asi::look() {
     local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7" keep="$8"
@@ -20,6 +21,9 @@ asi::look() {
     fi
     asi::put_file "${index}.phase" "${directory}/phase" 256
     asi::put_file "${index}.claim" "${directory}/claim/job_id" 256
+    if [[ ! -e "${directory}/claim" ]]; then
+        ASI_QUEUED["${directory}/submitted_at"]="${index}"
+    fi
     if [[ "${offset}" == kept ]]; then
         offset=0
         if [[ -f "${kept}" && ! -L "${kept}" ]]; then
@@ -50,6 +54,18 @@ asi::look() {
         || ! grep -q '"exit_status":0,' -- "${directory}/completion.json" 2> /dev/null; then
         ASI_OPEN+=("${id}")
     fi
+}
+
+# asi::queued_for - `INDEX SECONDS` of each job that has not begun, since its submission: a restarted triggerer does not
+# know. By the cluster's clocks alone, and one process for all.
+asi::queued_for() {
+    local now='' time='' file=''
+    printf -v now '%(%s)T' -1
+    stat --format='%Y %n' -- "${!ASI_QUEUED[@]}" 2> /dev/null | while read -r time file; do
+        if ((time <= now)); then
+            printf '%s %d\n' "${ASI_QUEUED["${file}"]}" "$((now - time))"
+        fi
+    done | asi::put queued_for
 }
 
 # asi::ask_controller ID... - about jobs one by one; beginning anywhere, so that those which a slow controller leaves no
@@ -89,6 +105,9 @@ asi::main() {
         read -r -a word <<< "${line}"
         asi::look "${word[@]}"
     done
+    if ((${#ASI_QUEUED[@]} > 0)); then
+        asi::queued_for
+    fi
     if ((${#ASI_OPEN[@]} == 0)); then
         return 0
     fi

@@ -161,7 +161,7 @@ def _pending(poll: _Poll, row: Row, memory: Memory, notes: tuple[str, ...]) -> t
     memory = replace(
         memory,
         running_since=None,
-        pending_since=poll.since(memory.pending_since),
+        pending_since=_pending_since(poll, memory),
         hopeless_since=poll.since(memory.hopeless_since) if hopeless else None,
     )
     if hopeless and poll.now - poll.since(memory.hopeless_since) >= poll.limits.hopeless_grace:
@@ -274,6 +274,11 @@ def _observe(poll: _Poll, row: Row, memory: Memory) -> tuple[Memory, tuple[str, 
         f", reason {reason}" if reason not in (None, "", "None") else ""
     )
     return replace(memory, state=row.state, reason=reason, state_since=since), (note,)
+
+
+def _pending_since(poll: _Poll, memory: Memory) -> float:
+    """What a watch before this one saw counts too, but not where the job has begun once and was requeued."""
+    return poll.now - (poll.evidence.queued_for or 0) if memory.pending_since is None else memory.pending_since
 
 
 def _running_since(poll: _Poll, row: Row, memory: Memory) -> float:

@@ -51,6 +51,8 @@ class Evidence:
     completion: Completion = None
     accounting: AccountingAnswer | None = None
     control: ControlAnswer | None = None
+    queued_for: int | None = None
+    """Seconds since the submission, by the cluster's clocks, of a job that has not begun yet."""
 
 
 @dataclass(frozen=True)

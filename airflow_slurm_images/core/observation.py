@@ -84,11 +84,20 @@ def read(result: RemoteResult, watches: Sequence[Watch]) -> list[Observation]:
     """Observations in the order of ``watches``; what concerns one job never touches another."""
     queue = _queue(result)
     accounting = _accounting(result)
-    return [_read_one(result, str(index), watch, queue, accounting) for index, watch in enumerate(watches)]
+    queued_for = dict(line.split(" ", 1) for line in result.text("queued_for").splitlines() if " " in line)
+    return [
+        _read_one(result, str(index), watch, queue, accounting, whole_number(queued_for.get(str(index), "")))
+        for index, watch in enumerate(watches)
+    ]
 
 
 def _read_one(
-    result: RemoteResult, index: str, watch: Watch, queue: QueueAnswer, accounting: AccountingAnswer | None
+    result: RemoteResult,
+    index: str,
+    watch: Watch,
+    queue: QueueAnswer,
+    accounting: AccountingAnswer | None,
+    queued_for: int | None,
 ) -> Observation:
     completion, record = read_completion(result.data(f"{index}.completion"), watch.token)
     claim = result.text(f"{index}.claim").split()
@@ -101,6 +110,7 @@ def _read_one(
             completion=completion,
             accounting=accounting,
             control=_control(result, claimed_by or watch.job_id),
+            queued_for=queued_for,
         ),
         record=record,
         phase=phase[0] if phase else None,

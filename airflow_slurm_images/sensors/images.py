@@ -24,7 +24,7 @@ from airflow_slurm_images.assets import emit as emit_asset
 from airflow_slurm_images.assets import task_outlet
 from airflow_slurm_images.cluster_protocol import emit
 from airflow_slurm_images.core.decide import Limits, Verdict
-from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
+from airflow_slurm_images.core.errors import SlurmImagesError
 from airflow_slurm_images.core.profile import invalid_input
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.states import StateClass, classify, pending_reason
@@ -44,7 +44,7 @@ class SlurmJobSensor(BaseSensorOperator):
         Templated.
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``.
     :param poke_interval: seconds (or timedelta) between looks at the job.
-    :param pending_timeout: seconds (or timedelta) the job may wait in the queue; not with ``mode="reschedule"``.
+    :param pending_timeout: seconds (or timedelta) the job may wait in the queue, counted from its submission.
     :param run_timeout: seconds (or timedelta) the job may run.
     :param cancel_on_kill: cancel the job when the sensor is killed or gives up; False: it goes on.
     """
@@ -209,12 +209,6 @@ class SlurmJobSensor(BaseSensorOperator):
             raise invalid_input("job handle", err) from err
 
     def _limits(self) -> Limits:
-        if self.pending_timeout is not None and self.reschedule and not self.deferrable:
-            raise InvalidRequestError(
-                "Invalid request: pending_timeout cannot be kept with mode='reschedule', where no process sees all of "
-                "the waiting",
-                remedy="Use deferrable=True, which occupies no slot either.",
-            )
         return Limits(
             pending_timeout=seconds("pending_timeout", self.pending_timeout),
             run_timeout=seconds("run_timeout", self.run_timeout),

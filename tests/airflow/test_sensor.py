@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from airflow.providers.common.compat.sdk import (
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+)
 from airflow.sdk import DAG
 
 from airflow_slurm_images.core.decide import Limits
+from airflow_slurm_images.core.errors import JobFailedError
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.operators.images import OciImportOperator
 from airflow_slurm_images.sensors.images import SlurmJobSensor
@@ -112,12 +117,6 @@ def test_a_record_instead_of_a_handle_is_passed_on(waited: Run) -> None:
     assert SlurmJobSensor(task_id="s", job=record).execute(task_context()) == record
 
 
-def test_a_pending_timeout_that_cannot_be_kept_is_refused() -> None:
-    sensor = SlurmJobSensor(task_id="s", job=handle(), mode="reschedule", pending_timeout=60)
-    with pytest.raises(Exception, match="deferrable=True"):
-        sensor.execute(task_context())
-
-
 # -- cancelling
 
 
@@ -148,6 +147,18 @@ def test_a_killed_sensor_cancels_only_if_told_to(box: Box, pending: dict[str, An
     sensor._be_ready(sensor._handle())
     sensor.on_kill()
     assert wait_until(lambda: not active(box, pending), 3) is told
+
+
+def test_a_rescheduled_sensor_knows_how_long_the_job_has_been_waiting(box: Box, pending: dict[str, Any]) -> None:
+    def poke() -> object:
+        sensor = SlurmJobSensor(task_id="s", job=pending, mode="reschedule", pending_timeout=3, cancel_on_kill=True)
+        return sensor.poke(task_context())
+
+    with pytest.raises(JobFailedError, match="pending_timeout: the job has been pending for"):
+        for _ in range(60):
+            assert not poke()
+            time.sleep(0.2)
+    assert not active(box, pending)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["not told to", "told to"])

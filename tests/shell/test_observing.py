@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import os
 import subprocess
 from pathlib import Path
 
@@ -133,6 +134,18 @@ def test_many_jobs_are_one_command_and_one_squeue(cluster: LocalCluster) -> None
     seen = cluster.hook.observe([watch_of(*plan) for plan in plans])
     assert [len(item.evidence.queue.rows) for item in seen] == [3, 3, 3]  # decide takes each one's own
     assert (len(cluster.commands), len(cluster.slurm.calls("squeue"))) == (before[0] + 1, before[1] + 1)
+
+
+def test_a_look_tells_how_long_a_job_that_has_not_begun_is_waiting(cluster: LocalCluster) -> None:
+    waiting, begun = (cluster.place(import_request()) for _ in range(2))
+    for plan, _ in (waiting, begun):
+        written = Path(plan.attempt_directory, "submitted_at")
+        written.write_text("2024-05-01T10:00:00\n")
+        os.utime(written, (0, written.stat().st_mtime - 3600))
+    Path(begun[0].attempt_directory, "claim").mkdir()
+    seen = cluster.hook.observe([watch_of(*waiting), watch_of(*begun)])
+    assert seen[0].evidence.queued_for in range(3600, 3660)
+    assert seen[1].evidence.queued_for is None
 
 
 def test_what_is_wrong_with_one_job_stays_with_it(cluster: LocalCluster) -> None:

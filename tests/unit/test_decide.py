@@ -80,10 +80,11 @@ class Watch:
         accounting: AccountingAnswer | None = None,
         completion: Completion = None,
         scontrol: ControlAnswer | None = None,
+        queued_for: int | None = None,
     ) -> str:
         assert self.verdict.kind == "wait"
         self.now += self.interval
-        evidence = Evidence(answer, completion, accounting, scontrol)
+        evidence = Evidence(answer, completion, accounting, scontrol, queued_for)
         self.verdict, memory = decide(JOB, evidence, self.memory, self.limits, self.now)
         self.memory = Memory(**json.loads(json.dumps(asdict(memory))))
         self.warnings += self.verdict.warnings
@@ -480,6 +481,13 @@ def test_pending_timeout_counts_only_while_pending() -> None:
     assert watch.until_end(queue("PENDING", "Priority")) == 150
     assert watch.verdict.kind == "pending_timeout"
     assert "Priority" in watch.verdict.message
+
+
+def test_pending_timeout_goes_on_after_a_restart_that_forgot_the_wait() -> None:
+    watch = Watch(Limits(pending_timeout=100), interval=10)
+    assert watch.poll(queue("PENDING", "Priority"), queued_for=95) == "wait"
+    assert watch.poll(queue("PENDING", "Priority"), queued_for=105) == "pending_timeout"
+    assert "pending for 105 s" in watch.verdict.message
 
 
 def test_run_timeout_counts_only_while_running() -> None:
