@@ -97,6 +97,16 @@ class ClusterProfile(BaseModel):
             return tuple(part.strip() for part in value.split(separator) if part.strip())
         return tuple(value) if isinstance(value, list) else value
 
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _environment_text(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            name: str(item) if isinstance(item, int) and not isinstance(item, bool) else item
+            for name, item in value.items()
+        }
+
     @field_validator("time_limit", "min_free", mode="before")
     @classmethod
     def _number_text(cls, value: Any) -> Any:

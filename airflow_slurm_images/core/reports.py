@@ -127,7 +127,7 @@ def _facts(handle: JobHandle, verdict: Verdict) -> dict[str, Any]:
         "cluster": handle.cluster,
         "state": verdict.state,
         "exit_code": verdict.exit_code,
-        "reason": verdict.reason or verdict.kind,
+        "reason": verdict.kind,
         "run_directory": handle.run_directory,
         "log_paths": [f"{handle.run_directory}/{name}" for name in _LOGS],
     }

@@ -76,6 +76,8 @@ class SlurmHook(SSHHook):
         self._connect_attempts = connect_attempts
         extra = _extra(self.connection)
         super().__init__(ssh_conn_id=slurm_conn_id, **{"conn_retry_attempts": 1, **ssh_options})
+        if not {*extra, *ssh_options} & {"no_host_key_check", "ignore_hostkey_verification"}:
+            self.no_host_key_check = False  # before its release 7.0 the SSH provider trusts whoever answers
         self.conn_timeout = self.conn_timeout or CONNECT_TIMEOUT
         self.auth_timeout = self.auth_timeout or CONNECT_TIMEOUT
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import Connection
+from airflow.providers.ssh.hooks.ssh import SSHHook
 from airflow.sdk.execution_time import task_runner
 
 from airflow_slurm_images.core.errors import InvalidRequestError
@@ -89,3 +90,21 @@ def test_a_bad_profile_is_told_when_it_is_used_each_time_anew() -> None:
 @pytest.mark.parametrize("extra", [None, "", "{}"])
 def test_without_an_extra_the_tasks_profile_is_all(extra: str | None) -> None:
     assert SlurmHook("lab", {"workspace_root": "/ws"}, connection=connection(extra)).profile.workspace_root == "/ws"
+
+
+@pytest.mark.parametrize(
+    ("extra", "trusting"),
+    [('{"workspace_root": "/ws"}', False), (None, False), ('{"no_host_key_check": true}', True)],
+)
+def test_an_unknown_host_is_trusted_only_where_the_connection_says_so(
+    monkeypatch: pytest.MonkeyPatch, extra: str | None, trusting: bool
+) -> None:
+    """Also with the SSH provider before its release 7.0, whose default was to trust."""
+    made = SSHHook.__init__
+
+    def before_7(hook: SSHHook, *args: Any, **options: Any) -> None:
+        made(hook, *args, **options)
+        hook.no_host_key_check = True
+
+    monkeypatch.setattr(SSHHook, "__init__", before_7)
+    assert SlurmHook("lab", connection=connection(extra)).no_host_key_check is trusting

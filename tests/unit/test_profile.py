@@ -185,3 +185,8 @@ def test_no_variable_that_may_be_set_leads_enroot_to_other_bytes() -> None:
 def test_an_insecure_registry_is_known_however_it_is_written(named: str, registry: str, plain: bool) -> None:
     profile = ClusterProfile.from_author({"workspace_root": "/ws", "insecure_registries": [named]})
     assert profile.speaks_plain_http(registry) is plain
+
+
+def test_a_number_in_the_environment_is_its_text() -> None:
+    profile = ClusterProfile.from_author({"workspace_root": "/ws", "environment": {"ENROOT_MAX_CONNECTIONS": 5}})
+    assert profile.environment == {"ENROOT_MAX_CONNECTIONS": "5"}
