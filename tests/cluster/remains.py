@@ -73,9 +73,9 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int, str]]:
 
 
 @contextmanager
-def private_home(box: Box, files: dict[str, str] | None = None) -> Iterator[Path]:
-    """Give the user of this box, and of no other, a home of its own; yields it as seen from outside."""
-    entry = pwd.getpwnam(box.user)
+def private_home(box: Box, files: dict[str, str] | None = None, user: str | None = None) -> Iterator[Path]:
+    """Give a user of this box, and of no other, a home of its own; yields it as seen from outside."""
+    entry = pwd.getpwnam(user or box.user)
     home = Path(tempfile.mkdtemp(prefix="home-", dir=box.root))
     for name, text in (PRECIOUS | (files or {})).items():
         path = home / name

@@ -38,10 +38,10 @@ def root() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def member(root: Path, user: str) -> Workspace:
+def member(root: Path, user: str, umask: str = "0077") -> Workspace:
     """The workspace as one account uses it, with a umask that shares nothing."""
     command = ("setpriv", "--reuid", user, "--regid", user, "--init-groups", "/bin/bash", "-p", "-s")
-    return Workspace(root, group=GROUP, command=command, preamble=b"umask 0077\n")
+    return Workspace(root, group=GROUP, command=command, preamble=f"umask {umask}\n".encode())
 
 
 def add(ws: Workspace, user: str, content: str) -> Path:
@@ -74,8 +74,9 @@ def test_either_account_moves_the_alias_and_both_read_it(root: Path) -> None:
     assert ann.leftovers() == []
 
 
-def test_modes_and_group_are_right_whatever_the_umask(root: Path) -> None:
-    ann = member(root, USER)
+@pytest.mark.parametrize("umask", ["0000", "0022", "0077", "0777"])
+def test_modes_and_group_are_right_whatever_the_umask(root: Path, umask: str) -> None:
+    ann = member(root, USER, umask)
     file = add(ann, USER, "one")
     ann.publish(file)
     for path in (ann.aliases / "vllm.d", ann.aliases / "vllm.d/1", ann.aliases / ".locks"):
@@ -102,6 +103,40 @@ def test_the_lock_of_the_other_account_is_taken_over_when_it_is_dead(root: Path)
     ann.age_locks()
     assert bob.publish(add(bob, OTHER_USER, "three")).text("refused") == ""
     assert bob.current() == "three"
+
+
+@pytest.mark.parametrize("command", ["sync", "ln", "mv"])
+def test_what_a_dead_publisher_left_is_removed_by_the_other_account(root: Path, command: str) -> None:
+    ann, bob = member(root, USER), member(root, OTHER_USER)
+    ann.publish(add(ann, USER, "one"))
+    ann.preamble += f"{command}() {{ case $PWD in */aliases) kill -KILL $$;; esac; }}\n".encode()
+    file = add(ann, USER, "two")
+    ann.raw("publish", *ann.publication(file, "vllm"))
+    assert ann.leftovers() != []
+    ann.age_locks()
+    assert bob.publish(add(bob, OTHER_USER, "three")).text("refused") == ""
+    left = [name for name in bob.leftovers() if not name.startswith("store/sha256/.partial-")]
+    assert left == [f"aliases/.locks/sha256-{file.stem}"]
+    bob.age_locks()
+    bob.prune(**NOW)
+    assert list((bob.aliases / ".locks").iterdir()) == []
+
+
+def test_prune_removes_nothing_while_there_is_an_alias_it_cannot_look_into(root: Path) -> None:
+    ann, bob = member(root, USER), member(root, OTHER_USER)
+    file = add(bob, OTHER_USER, "one")
+    assert ann.publish(file).text("refused") == ""
+    history = ann.aliases / "vllm.d"
+    history.chmod(0o700)  # as the account made it before the profile had a group
+    stray = add(bob, OTHER_USER, "stray")
+    for variables in ({**NOW, "ASI_DRY_RUN": "1"}, NOW, NOW):
+        told = bob.prune(**variables)
+        assert sorted(told) == sorted(("image", "kept", f"store/sha256/{path.name}") for path in (file, stray))
+    assert ann.current() == "one"
+    history.chmod(0o2770)
+    assert ("image", "trashed", f"store/sha256/{stray.name}") in bob.prune(**NOW)
+    assert file.exists()
+    assert ann.current() == "one"
 
 
 def test_two_accounts_publishing_at_once_both_succeed(root: Path) -> None:

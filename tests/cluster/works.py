@@ -30,7 +30,7 @@ CONN_ID = "box"
 INTERVAL = 0.5
 
 
-def connection(box: Box, **changes: Any) -> Connection:
+def connection(box: Box, login: str | None = None, **changes: Any) -> Connection:
     """The Airflow connection into a box; `changes` replace or add keys of its extra, None takes one away."""
     fields = box.connection
     extra = {key: value for key, value in (fields["extra"] | changes).items() if value is not None}
@@ -38,7 +38,7 @@ def connection(box: Box, **changes: Any) -> Connection:
         conn_id=CONN_ID,
         conn_type=fields["conn_type"],
         host=fields["host"],
-        login=fields["login"],
+        login=login or fields["login"],
         port=fields["port"],
         extra=json.dumps(extra),
     )
