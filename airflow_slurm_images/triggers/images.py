@@ -20,8 +20,9 @@ _TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
 """Since 3.3 Airflow calls ``on_kill`` when a user ends a deferred task; before, it only cancels the coroutine."""
 _ENDED = frozenset({"failed", "success", "removed", "skipped"})
 """States of a task instance that nobody waits for any more (skipped: the DAG run's time was over)."""
-_STATE_SECONDS = 15
-"""For asking Airflow for that state: its servers may be slow, and it kills a triggerer that takes 20 s to stop."""
+_STATE_SECONDS = 60
+"""For asking Airflow for that state. The first question of a triggerer makes Airflow 3.1 load its own API, which takes long
+on a loaded machine; a triggerer that stops is killed by Airflow after 20 s anyway."""
 
 
 @dataclass(frozen=True)
