@@ -21,8 +21,8 @@ _TELLS_KILLS = hasattr(BaseTrigger, "on_kill")
 _ENDED = frozenset({"failed", "success", "removed", "skipped"})
 """States of a task instance that nobody waits for any more (skipped: the DAG run's time was over)."""
 _STATE_SECONDS = 60
-"""For asking Airflow for that state. The first question of a triggerer makes Airflow 3.1 load its own API, which takes long
-on a loaded machine; a triggerer that stops is killed by Airflow after 20 s anyway."""
+"""For asking Airflow for that state: a triggerer's first question makes Airflow 3.1 load its own API, which takes long
+on a loaded machine. A triggerer that stops is killed by Airflow after 20 s anyway."""
 
 
 @dataclass(frozen=True)
