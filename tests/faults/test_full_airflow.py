@@ -86,7 +86,7 @@ def test_a_killed_task_process_is_retried_and_the_retry_adopts(begin: Begin) -> 
 def test_a_deferred_task_that_is_marked_cancels_its_job(begin: Begin, state: str) -> None:
     scene, run = begin("deferred")
     run.mark(state)
-    assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
+    assert scene.reaches("CANCELLED", 120), (scene.jobs(), run.log())
     assert len(scene.calls("scancel")) == 1, scene.calls("scancel")
     assert {f"--name={scene.job_name}", str(scene.jobs()[0].job_id)} <= set(scene.calls("scancel")[0].split())
     assert run.state == state
@@ -103,9 +103,9 @@ def test_a_deferred_task_that_is_cleared(begin: Begin, stack: AirflowStack) -> N
     with stack.no_free_slot():
         run.clear()
         if TELLS_KILLS:
-            assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
+            assert scene.reaches("CANCELLED", 120), (scene.jobs(), run.log())
         else:
-            assert wait_until(lambda: "trigger completed" in run.log(), 30), (run.log(), stack.logs())
+            assert wait_until(lambda: "trigger completed" in run.log(), 120), (run.log(), stack.logs())
     jobs = 2 if TELLS_KILLS else 1
     assert scene.importing(jobs), (scene.jobs(), run.log())
     assert run.reaches("deferred", tries=2), (run.instance, run.log())
@@ -140,7 +140,7 @@ def test_a_task_that_is_cleared_after_its_success_starts_a_new_attempt(begin: Be
 def test_a_running_task_that_is_marked_failed_cancels_its_job(begin: Begin) -> None:
     scene, run = begin("blocking")
     run.mark("failed")
-    assert scene.reaches("CANCELLED"), (scene.jobs(), run.log())
+    assert scene.reaches("CANCELLED", 120), (scene.jobs(), run.log())
     scene.assert_settled(jobs=1, imports=1)
 
 
