@@ -26,8 +26,10 @@ asi::trusted() {
         asi::refuse unsafe_workspace "${path} is world-writable (mode ${ASI_MODE}); chmod o-w it"
     fi
     if [[ "${ASI_OWNER}" != "${ASI_LOGIN}" ]]; then
-        if [[ -z "${ASI_GROUP}" ]] || ! asi::in_group "${ASI_OWNER}"; then
-            asi::refuse unsafe_workspace "${path} belongs to '${ASI_OWNER}', not to '${ASI_LOGIN}'"
+        if [[ -z "${ASI_GROUP}" ]]; then
+            asi::refuse unsafe_workspace "${path} belongs to '${ASI_OWNER}', not to '${ASI_LOGIN}'; set \`group\` where accounts share the workspace, or use another workspace_root"
+        elif ! asi::in_group "${ASI_OWNER}"; then
+            asi::refuse unsafe_workspace "${path} belongs to '${ASI_OWNER}', who is no member of group '${ASI_GROUP}'; use another workspace_root"
         fi
     fi
 }
@@ -56,17 +58,40 @@ asi::make() {
     fi
 }
 
-# asi::ensure_shared PATH MODE - MODE is for the group. Its maker sets it, also later: he may have been killed before, or
-# the profile's group is new.
+# asi::ensure_shared PATH MODE - MODE is for the group; without one 0700. Its owner sets it, also later: he may have been
+# killed before, or the profile's group is new. What a profile with a group shares is not taken from it by one without,
+# whose versions of an alias the others could not read.
 asi::ensure_shared() {
     local -r path="$1" mode="$2"
     asi::make "${path}"
     asi::trusted "${path}"
-    if [[ -n "${ASI_GROUP}" && "${ASI_OWNER}" == "${ASI_LOGIN}" ]] \
-        && [[ "${ASI_DIRECTORY_GROUP}" != "${ASI_GROUP}" || "${ASI_MODE}" != "${mode}" ]]; then
+    if [[ "${ASI_OWNER}" != "${ASI_LOGIN}" ]]; then
+        asi::shared "${path}" "${mode}"
+    elif [[ -z "${ASI_GROUP}" ]]; then
+        if [[ "${ASI_MODE}" == "${mode}" ]]; then
+            asi::refuse unsafe_workspace "${path} is shared with group '${ASI_DIRECTORY_GROUP}' (mode ${mode}), but the profile names no group; set \`group\`, or chmod 0700 it, or use another workspace_root"
+        elif (((8#${ASI_MODE} & 8#0077) != 0)); then
+            chmod 0700 -- "${path}" || asi::refuse unsafe_workspace "cannot set mode 0700 of ${path} (mode ${ASI_MODE})"
+        fi
+    elif [[ "${ASI_DIRECTORY_GROUP}" != "${ASI_GROUP}" || "${ASI_MODE}" != "${mode}" ]]; then
         { chgrp -- "${ASI_GROUP}" "${path}" && chmod "${mode}" -- "${path}"; } \
             || asi::refuse unsafe_workspace "cannot give ${path} to group ${ASI_GROUP}; is '${ASI_LOGIN}' a member?"
     fi
+}
+
+# asi::shared PATH MODE - of another member: as he has to set it, which he may be about to do.
+asi::shared() {
+    local -r path="$1" mode="$2"
+    local round=0
+    for ((round = 0; round < 3; round++)); do
+        # the set-group-id bit brings the group along, where the file system knows it
+        if [[ "${ASI_DIRECTORY_GROUP}" == "${ASI_GROUP}" ]] && (((8#${ASI_MODE} | 8#2000) == 8#${mode})); then
+            return 0
+        fi
+        sleep 1
+        asi::trusted "${path}"
+    done
+    asi::refuse unsafe_workspace "${path} of '${ASI_OWNER}' has mode ${ASI_MODE} and group '${ASI_DIRECTORY_GROUP}', but the profile shares it with group '${ASI_GROUP}' by mode ${mode}; let '${ASI_OWNER}' run a task with that group, or chgrp and chmod it"
 }
 
 # asi::ensure_private PATH
@@ -106,11 +131,14 @@ asi::workspace() {
 # asi::attempts - newest last; each field carries the attempt's name, so that one missing file shifts nothing.
 asi::attempts() {
     local -r run="${ASI_ROOT}/users/${ASI_LOGIN}/runs/${ASI_RUN_KEY}"
-    local name='' marker=''
+    local name='' marker='' names=''
     if [[ ! -e "${run}" && ! -L "${run}" ]]; then
         return 0
     fi
     asi::private "${run}"
+    # Attempts that are not seen would be made again, and their jobs missed.
+    names="$(find "${run}" -ignore_readdir_race -mindepth 1 -maxdepth 1 -type d -printf '%T@ %f\n' | sort -n | tail -n 20 | cut -d ' ' -f 2)" \
+        || asi::refuse unavailable "cannot list ${run}"
     while IFS= read -r name; do
         if [[ ! "${name}" =~ ^[0-9a-f]{16}$ || -L "${run}/${name}" || ! -O "${run}/${name}" ]]; then
             continue
@@ -125,7 +153,7 @@ asi::attempts() {
         for marker in "${run}/${name}/generations/"*; do
             asi::put_text "${name}.generation" "${marker##*/}"
         done
-    done < <(find "${run}" -mindepth 1 -maxdepth 1 -type d -printf '%T@ %f\n' 2> /dev/null | sort -n | tail -n 20 | cut -d ' ' -f 2)
+    done <<< "${names}"
 }
 
 # asi::forget_logins - of attempts that have ended: a record is there, or no job of the run is in the queue although

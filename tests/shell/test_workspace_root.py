@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from airflow_slurm_images.core.errors import ConflictError, InvalidRequestError, SlurmImagesError
+from airflow_slurm_images.core.errors import (
+    ClusterUnavailableError,
+    ConflictError,
+    InvalidRequestError,
+    SlurmImagesError,
+)
 from tests.shell.fake_slurm.login import CREDENTIALS, RUN_KEY, LocalCluster, import_request, secrets_in
 
 
 def refusal(cluster: LocalCluster) -> str:
+    before = cluster.slurm.calls("squeue")
     with pytest.raises(InvalidRequestError) as caught:
         cluster.hook.prepare(RUN_KEY)
     assert caught.value.remedy
-    assert cluster.slurm.calls("squeue") == []
+    assert cluster.slurm.calls("squeue") == before
     return caught.value.message
 
 
@@ -153,6 +159,86 @@ def test_a_group_named_later_or_a_maker_killed_halfway_is_made_good(cluster: Loc
     cluster.hook.prepare(RUN_KEY)
     for name, mode in {"store": 0o3770, "store/sha256": 0o3770, "aliases": 0o2770, "users": 0o3770}.items():
         assert stat.S_IMODE((cluster.workspace / name).stat().st_mode) == mode
+
+
+SHARED = {"store": 0o3770, "store/sha256": 0o3770, "aliases": 0o2770, "users": 0o3770}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("mode", [0o2775, 0o750])
+def test_without_a_group_what_is_ours_is_closed_to_others(cluster: LocalCluster, name: str, mode: int) -> None:
+    cluster.hook.prepare(RUN_KEY)
+    path = cluster.workspace / name
+    os.chown(path, -1, 65534)
+    path.chmod(mode)
+    cluster.hook.prepare(RUN_KEY)
+    assert stat.S_IMODE(path.stat().st_mode) & 0o777 == 0o700
+
+
+def test_a_task_without_the_group_takes_nothing_from_it(cluster: LocalCluster) -> None:
+    use_group(cluster)
+    cluster.hook.prepare(RUN_KEY)
+    del cluster.profile["group"]
+    cluster.hook = cluster.new_hook()
+    said = refusal(cluster)
+    for words in (str(cluster.workspace / "store"), f"'{grp.getgrgid(os.getegid()).gr_name}'", "3770", "set `group`"):
+        assert words in said
+    assert {name: stat.S_IMODE((cluster.workspace / name).stat().st_mode) for name in SHARED} == SHARED
+
+
+def of_another_member(cluster: LocalCluster, path: Path) -> None:
+    """``path`` looks as if it were of the member ben."""
+    cluster.slurm.login_tool(
+        "stat",
+        f'[[ "${{*: -1}}" != "{path}" ]] || {{ /usr/bin/stat "$@" | sed "s/^[^|]*|/ben|/"; exit; }}\n'
+        'exec /usr/bin/stat "$@"',
+    )
+    cluster.slurm.login_tool("id", '[[ "$*" != *ben ]] || exec /usr/bin/id -Gn\nexec /usr/bin/id "$@"')
+    cluster.slurm.login_tool("sleep", f"[[ ! -x {path}.later ]] || {path}.later")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "group"),
+    [
+        *[("aliases", mode, -1) for mode in (0o775, 0o2775, 0o700, 0o2750)],
+        *[("store", mode, -1) for mode in (0o2770, 0o3775)],
+        *[(name, mode, 65534) for name, mode in SHARED.items()],
+    ],
+)
+def test_a_directory_that_another_member_shares_otherwise_is_refused(
+    cluster: LocalCluster, name: str, mode: int, group: int
+) -> None:
+    use_group(cluster)
+    cluster.hook.prepare(RUN_KEY)
+    path = cluster.workspace / name
+    os.chown(path, -1, group)
+    path.chmod(mode)
+    of_another_member(cluster, path)
+    said = refusal(cluster)
+    for words in (str(path), "'ben'", f"mode {mode:o}", f"by mode {SHARED[name]:o}", "chgrp and chmod"):
+        assert words in said
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_directory_that_another_member_is_just_making_is_waited_for(cluster: LocalCluster) -> None:
+    use_group(cluster)
+    cluster.hook.prepare(RUN_KEY)
+    path = cluster.workspace / "aliases"
+    path.chmod(0o700)
+    of_another_member(cluster, path)
+    later = Path(f"{path}.later")
+    later.write_text(f"#!/bin/sh\nchmod 2770 {path}\n")
+    later.chmod(0o755)
+    cluster.hook.prepare(RUN_KEY)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o2770
+
+
+def test_attempts_that_cannot_be_listed_are_not_taken_for_none(cluster: LocalCluster) -> None:
+    plan, _ = cluster.stage(import_request())
+    run = Path(plan.attempt_directory).parent
+    cluster.slurm.login_tool("find", f'[[ "$1" != "{run}" ]] || exit 1\nexec /usr/bin/find "$@"')
+    with pytest.raises(ClusterUnavailableError, match="cannot list"):
+        cluster.hook.prepare(RUN_KEY)
 
 
 @pytest.mark.parametrize(
