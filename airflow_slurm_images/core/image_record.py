@@ -56,7 +56,7 @@ def assemble(
     outside = static_facts(static)
     inspection, inspector_version, inside = _inspection(plan, facts)
     image = image_section(outside, inside)
-    _check_architecture(plan, completion, image)
+    _decide_architecture(plan, completion, image)
     check_distributions(plan.request.required_distributions, inspection, image)
     record = ImageRecord(
         operation=plan.request.operation,
@@ -109,18 +109,34 @@ def _first(err: ValueError) -> str:
     return str(err)
 
 
-def _check_architecture(plan: LifecyclePlan, completion: CompletionRecord, image: Mapping[str, Any]) -> None:
+def _decide_architecture(plan: LifecyclePlan, completion: CompletionRecord, image: dict[str, Any]) -> None:
+    """Enter the architecture of an import in ``image``: a verified configuration beats the look of a program."""
     found = image.get("architecture")
-    if not isinstance(plan.request, ImportRequest) or found is None:
+    if not isinstance(plan.request, ImportRequest):
         return
     wanted = plan.request.arch or completion.machine
-    if OCI_ARCHITECTURES.get(str(found), str(found)) != wanted:
+    fits = OCI_ARCHITECTURES.get(str(found), str(found)) == wanted
+    if _verified(plan, completion):
+        stated = next((name for name, machine in OCI_ARCHITECTURES.items() if machine == wanted), wanted)
+        image["architecture"] = stated
+        if found is not None and not fits:
+            image["warnings"].append(f"elf: a program is for {found}, the image's configuration says {stated}")
+    elif found is not None and not fits:
         raise JobFailedError(
             f"The image is for {found}, asked was {wanted}",
             reason="architecture_mismatch",
             retryable=False,
             remedy="Pin the digest of the image for this architecture, or pass the right arch.",
         )
+
+
+def _verified(plan: LifecyclePlan, completion: CompletionRecord) -> bool:
+    """Whether the image's configuration was compared with the architecture that is wanted now."""
+    if plan.existing is None:
+        return completion.platform_digest is not None
+    # without `arch` it was that of an earlier node
+    asked = isinstance(plan.request, ImportRequest) and plan.request.arch is not None
+    return asked and plan.existing.platform_digest is not None
 
 
 def check_distributions(wanted: Sequence[str], inspection: Any, image: Mapping[str, Any]) -> None:

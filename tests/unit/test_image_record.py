@@ -164,6 +164,14 @@ def test_an_architecture_asked_for_by_any_name_is_the_one_compared(arch: str) ->
     refused("architecture_mismatch", static=AMD64, arch=arch)
 
 
+def test_a_verified_configuration_decides_and_a_program_for_another_machine_is_a_warning() -> None:
+    verified = records.completion(platform_digest=records.OCI)
+    for static, warnings in ((AMD64, 0), ({}, 0), (ARM64, 1)):
+        record = image_record.assemble(records.plan(), verified, facts(), static)
+        assert record.image["architecture"] == "amd64"
+        assert len([text for text in record.image["warnings"] if "is for arm64" in text]) == warnings
+
+
 # --- required distributions
 
 
