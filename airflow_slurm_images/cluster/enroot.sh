@@ -27,8 +27,10 @@ asi::check_tools() {
         command -v "${tool}" > /dev/null \
             || asi::fail "${E_TOOL_MISSING}" "'${tool}' is not on the job's PATH (${PATH}) on node ${SLURMD_NODENAME}"
     done
-    ASI_ENROOT="$(asi::away_from_home timeout --kill-after=5 60 enroot version 2> /dev/null)" \
+    # shellcheck disable=SC2016 # of its errors nothing belongs to the version
+    asi::away_from_home "${ASI_SCRATCH}/version" 60 bash -c 'exec "$@" 2> /dev/null' bash enroot version \
         || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
+    ASI_ENROOT="$(< "${ASI_SCRATCH}/version")"
     if [[ ! "${ASI_ENROOT}" =~ ^[0-9]{1,4}[.][0-9.]*$ ]]; then
         asi::fail "${E_TOOL_MISSING}" "'enroot version' on ${SLURMD_NODENAME} tells no version but '${ASI_ENROOT:0:80}'"
     fi
@@ -40,9 +42,13 @@ asi::check_tools() {
     asi::pick_hash_tool
 }
 
-# asi::away_from_home COMMAND... - Enroot makes its directories below HOME, whatever it is asked, unless told others.
+# asi::away_from_home FILE SECONDS COMMAND... - ask Enroot something. It makes its directories below HOME, whatever it is
+# asked, unless told others.
 asi::away_from_home() {
-    env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
+    local -r file="$1" limit="$2"
+    shift 2
+    asi::quietly "${file}" "${limit}" \
+        env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
         "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" "$@"
 }
 
@@ -168,7 +174,7 @@ asi::import() {
         asi::fail "${E_UNSAFE_IMAGE}" "the image's working directory leads out of the image; it was not imported"
     fi
     if ((status != 0)); then
-        df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
+        asi::show_space
         asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status ${status} (registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY})"
     fi
     if grep -q "architecture doesn't match the requested one" "${log}"; then
@@ -196,6 +202,17 @@ asi::locate() {
     ASI_WORK="${ASI_SQSH_PATH}"
 }
 
+# asi::require_user_namespaces - a plain one, of the kind that Enroot makes, inside what isolates it. Seen by ourselves: what
+# an image prints is no proof, and an unshare(1) that only lacks an option makes one.
+asi::require_user_namespaces() {
+    local status=0
+    asi::quietly "${ASI_SCRATCH}/namespaces" 30 "${ASI_WRAP[@]+"${ASI_WRAP[@]}"}" unshare --user --map-root-user true || status=$?
+    if ((status == 1)); then
+        asi::fail "${E_NO_USER_NAMESPACES}" \
+            "user namespaces are unavailable on node ${SLURMD_NODENAME} ($(head -c 200 -- "${ASI_SCRATCH}/namespaces"))"
+    fi
+}
+
 # asi::isolate - sets ASI_WRAP, words that put a tool into its own PID, network and IPC namespace and tie its life to
 # ours, or ASI_START_OPTIONS, which ask Enroot for that: 4.1.2 has no such options, later ones do, and serve where
 # unshare(1) is too old. Without a PID namespace an image could signal, and read the memory of, all that the user runs on
@@ -206,41 +223,38 @@ asi::isolate() {
     ASI_START_OPTIONS=()
     for extra in '--net --ipc' '--net' '--ipc' ''; do
         read -r -a ASI_WRAP <<< "${words} ${extra}"
-        if why="$(timeout --kill-after=5 30 "${ASI_WRAP[@]}" true 2>&1)"; then
+        if asi::quietly "${ASI_SCRATCH}/namespaces" 30 "${ASI_WRAP[@]}" true; then
             break
         fi
         ASI_WRAP=()
     done
     if ((${#ASI_WRAP[@]} == 0)); then
-        help="$(asi::away_from_home timeout --kill-after=5 60 enroot start --help 2>&1)" || true
+        why="$(head -c 200 -- "${ASI_SCRATCH}/namespaces")"
+        asi::away_from_home "${ASI_SCRATCH}/help" 60 enroot start --help || true
+        help="$(< "${ASI_SCRATCH}/help")"
         for extra in --pid --net --ipc; do
             [[ "${help}" != *"${extra}"* ]] || ASI_START_OPTIONS+=("${extra}")
         done
     fi
     extra=" ${ASI_WRAP[*]-} ${ASI_START_OPTIONS[*]-} "
     if [[ "${extra}" != *' --pid '* ]]; then
-        asi::fail "${E_UNSAFE_IMAGE}" "node ${SLURMD_NODENAME} offers no PID namespace (${why:0:200}), so the image was not started; kind 'generic' works, or use 'exclude' to avoid this node"
+        asi::require_user_namespaces
+        asi::fail "${E_UNSAFE_IMAGE}" "node ${SLURMD_NODENAME} offers no PID namespace (${why}), so the image was not started; kind 'generic' works, or use 'exclude' to avoid this node"
     fi
     if [[ "${extra}" != *' --net '* || "${extra}" != *' --ipc '* ]]; then
         asi::log "node ${SLURMD_NODENAME} offers no network or no IPC namespace; the image is started with the node's"
     fi
 }
 
-# asi::keep_facts FILE - what comes through the pipe; of too much only enough to tell that it is. Read to the end, so
-# that the writer never blocks.
-asi::keep_facts() {
-    head -c "$((ASI_FACTS_LIMIT + 1))" > "$1" || true
-    cat > /dev/null
-}
-
 # asi::start TARGET - run the inspector in TARGET, a .sqsh or the name of an unpacked image. It finds nothing of the
 # host that it can write to but two pipes: its output, and one for the facts.
 asi::start() {
     local -r target="$1" pipe="${ASI_SCRATCH}/mount/facts" began="${SECONDS}"
-    local reader='' facts='' status=0
+    local reader='' facts='' status=0 lost=0
     rm -f -- "${pipe}"
     mkfifo -- "${pipe}"
-    asi::keep_facts "${ASI_ATTEMPT_DIR}/output/facts.json" < "${pipe}" {ASI_GUARD}>&- &
+    # one byte more than allowed tells that there was more
+    asi::capture "${ASI_ATTEMPT_DIR}/output/facts.json" "$((ASI_FACTS_LIMIT + 1))" < "${pipe}" {ASI_GUARD}>&- &
     reader=$!
     exec {facts}> "${pipe}" # the reader is done when the last writer is
     asi::tool "${ASI_ATTEMPT_DIR}/inspect.log" "${ASI_START_SECONDS}" \
@@ -255,7 +269,10 @@ asi::start() {
         --mount "${ASI_SCRATCH}/mount:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private" \
         "${target}" --kind "${ASI_KIND}" || status=$?
     exec {facts}>&-
-    wait "${reader}" || true
+    wait "${reader}" || lost=$?
+    if ((lost != 0)); then
+        asi::fail "${E_INTERNAL}" "the facts from the image could not be kept in ${ASI_ATTEMPT_DIR}/output (status ${lost})"
+    fi
     ASI_START_SECONDS=$((ASI_START_SECONDS - (SECONDS - began)))
     return "${status}"
 }
@@ -272,6 +289,9 @@ asi::start_somehow() {
     local status=0
     asi::isolate
     asi::start "${file}" || status=$?
+    if ((status == 1)) && grep -q 'failed to create user namespace' "${ASI_ATTEMPT_DIR}/inspect.log"; then
+        asi::require_user_namespaces
+    fi
     if ((status == 1)) && asi::mount_failed; then
         asi::log "mounting failed; once more in 5 s"
         sleep 5

@@ -34,6 +34,8 @@ readonly E_SCRATCH=89
 readonly E_MANIFEST=90
 readonly E_NO_IMAGE=91
 readonly E_LOGIN_USED=92
+readonly E_QUOTA=93
+readonly E_NO_USER_NAMESPACES=94
 
 # asi::reexec - start again under a fixed environment: what a login profile or an older Slurm's --export=NIL
 # brought along must not choose which image is made.
@@ -178,6 +180,7 @@ asi::finish() {
     set +e
     if [[ -n "${ASI_LOADED}" && -z "${ASI_SUPERSEDED}" ]]; then # what a superseded job finds belongs to another one
         asi::stop_child
+        asi::explain_disk "${status}" || status=$?
         asi::unlock_all
         asi::forget_credentials
         asi::harvest_cache
@@ -248,7 +251,7 @@ asi::main() {
     asi::hash_once
     asi::check_existing
     asi::phase examine
-    asi::read_static_facts "${ASI_WORK}"
+    asi::in_background asi::read_static_facts || asi::fail "${E_INTERNAL}" "the image's description was not read to its end"
     if [[ "${ASI_KIND}" != generic ]]; then
         asi::refuse_unsafe
         asi::phase inspect

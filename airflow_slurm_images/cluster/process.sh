@@ -147,6 +147,14 @@ asi::bounded() {
     cat > /dev/null
 }
 
+# asi::capture FILE [BYTES] - keep the first bytes in FILE only, read all; fails where they were not all kept.
+asi::capture() {
+    local status=0
+    head -c "${2:-${ASI_OUTPUT_LIMIT}}" > "$1" || status=$?
+    cat > /dev/null
+    return "${status}"
+}
+
 # asi::stop_child - no wait after it: where the signal that ended the shell's own wait came together with the child's
 # death, bash has forgotten that death and would wait for ever (for the guard).
 asi::stop_child() {
@@ -169,12 +177,13 @@ asi::bare() {
     exec "$@"
 }
 
-# asi::tool LOG SECONDS COMMAND... - run COMMAND; its status is the function's. 124 or 137: the time was up.
+# asi::tool LOG SECONDS COMMAND... - run COMMAND; its status is the function's. 124 or 137: the time was up. Where the
+# reader fails, nobody knows what COMMAND said, and decisions hang on it: the job ends.
 # The pipe is a new one each time: it is the image's standard output too, which may change its mode.
 asi::tool() {
     local -r log="$1" limit="$2" pipe="${ASI_SCRATCH}/pipe"
     shift 2
-    local reader='' status=0 out=''
+    local reader='' status=0 lost=0 out=''
     rm -f -- "${pipe}"
     mkfifo -- "${pipe}"
     "${ASI_READER}" "${log}" < "${pipe}" {ASI_GUARD}>&- &
@@ -188,10 +197,22 @@ asi::tool() {
     asi::kill_tree "${ASI_CHILD}" || true # whatever the tool left behind
     ASI_CHILD=''
     printf 'forget -\n' >&"${ASI_GUARD}"
-    wait "${reader}" || true
-    if ((status > 128)); then
+    wait "${reader}" || lost=$?
+    if ((status > 128 || lost > 128)); then
         sleep 2 # Slurm signals the batch shell last: when it ends the job, our own trap is to tell
     fi
     ASI_TOOL_STATUS="${status}"
+    if ((lost != 0)); then
+        asi::fail "${E_INTERNAL}" "what a tool said could not be kept in ${log} (status ${lost})"
+    fi
+    return "${status}"
+}
+
+# asi::quietly FILE SECONDS COMMAND... - the same; what COMMAND says goes to FILE and not to the job's output.
+asi::quietly() {
+    local status=0
+    ASI_READER=asi::capture
+    asi::tool "$@" || status=$?
+    ASI_READER=asi::bounded
     return "${status}"
 }

@@ -4,6 +4,7 @@
 # it say about itself. Nothing here runs a byte of the image or writes a file whose name the image chose.
 
 readonly ASI_FACT_LIMIT=262144 # bytes kept of each file read out of the image
+readonly ASI_PROGRAMS='bash dash ash sh busybox toybox env cat ls' # whose architecture is that of the image, best first
 readonly ASI_TARGETS='.lock .enroot etc etc/fstab etc/environment etc/rc proc dev dev/null dev/zero dev/urandom sys tmp asi'
 ASI_FD=''
 ASI_IDENTITY=''
@@ -44,27 +45,59 @@ asi::check_squashfs() {
     asi::tool "${ASI_SCRATCH}/listing" 900 unsquashfs -lls "${file}" \
         || asi::fail "${E_BROKEN_SQUASHFS}" "the SquashFS file cannot be listed: $(grep '^error ' "${ASI_SCRATCH}/listing" | tail -n 3)"
     ASI_READER=asi::bounded
+    asi::require_listing
+}
+
+# asi::require_listing - what a full disk cut must not pass for a listing without a dangerous entry.
+asi::require_listing() {
+    local lines='' last=''
+    lines="$(wc -l < "${ASI_SCRATCH}/listing")"
+    last="$(tail -n 1 -- "${ASI_SCRATCH}/listing")"
+    if [[ "${last}" != "end $((lines - 1))" ]]; then
+        asi::fail "${E_INTERNAL}" "the listing of the image was not kept whole in ${ASI_SCRATCH}"
+    fi
 }
 
 # asi::read_listing FILE - reduce a listing of any length to what is asked of it: the entries that Enroot would
-# open before the image is the root directory (`target`), some programs (`program`), the last errors (`error`).
+# open before the image is the root directory (`target`), programs that tell the architecture (`program RANK PATH`, the
+# best rank first), the last errors (`error`); at the end the number of these lines (`end`).
 # Old mawk, the awk of Debian and Ubuntu, takes no `{3}` in an expression.
 asi::read_listing() {
-    awk -v names="${ASI_TARGETS}" '
-        BEGIN { count = split(names, list, " "); for (i = 1; i <= count; i++) target[list[i]] = 1 }
+    awk -v names="${ASI_TARGETS}" -v programs="${ASI_PROGRAMS}" '
+        function tell(line) { print line; told++ }
+        BEGIN {
+            count = split(names, list, " "); for (i = 1; i <= count; i++) target[list[i]] = 1
+            known = split(programs, order, " "); for (i = 1; i <= known; i++) rank[order[i]] = i
+        }
         !/^[-dlbcps][r-][w-][xsS-][r-][w-][xsS-][r-][w-][xtT-] / || !/squashfs-root\// { if (!/squashfs-root$/ && NF) last = $0; next }
         {
             type = substr($0, 1, 1)
             # From the first mention on: the target of a link may hold another one, to hide what the link is.
             path = substr($0, index($0, " squashfs-root/") + 15)
-            if (type == "l") sub(/ -> .*$/, "", path)
-            if (path in target) print "target", type, path
+            if (type == "l") {
+                link = path
+                sub(/ -> .*$/, "", path)
+                if (path ~ /^(usr\/)?bin\/sh$/) { sub(/^.*\//, "", link); shell = link }
+            }
+            if (path in target) tell("target " type " " path)
             if (type == "-" && /^...x/ && path ~ /^[A-Za-z0-9._+][A-Za-z0-9._+\/-]*$/) { # no option
-                if (path ~ /^(usr\/)?s?bin\/[^\/]+$/) { if (usual++ < 12) print "program", path }
-                else if (other++ < 8) print "program", path
+                name = path
+                sub(/^.*\//, "", name)
+                if (path ~ /^(usr\/)?lib[^\/]*\/([^\/]+\/)?ld-[^\/]*[.]so[^\/]*$/) { if (loaders < 4) loader[++loaders] = path }
+                else if (path !~ /^(usr\/)?s?bin\/[^\/]+$/) { if (others < 8) other[++others] = path }
+                else if (name in rank) program[name] = path
+                else if (usuals < 12) usual[++usuals] = path
             }
         }
-        END { if (last != "") print "error", substr(last, 1, 300) }
+        END {
+            if (shell in program) tell("program 0 " program[shell])
+            for (i = 1; i <= known; i++) if (order[i] in program) tell("program " i " " program[order[i]])
+            for (i = 1; i <= loaders; i++) tell("program 50 " loader[i])
+            for (i = 1; i <= usuals; i++) tell("program 99 " usual[i])
+            for (i = 1; i <= others; i++) tell("program 99 " other[i])
+            if (last != "") tell("error " substr(last, 1, 300))
+            print "end", told + 0
+        }
     ' > "$1"
 }
 
@@ -104,22 +137,35 @@ asi::compare_identity() {
 # asi::refuse_unsafe - Enroot opens these paths in the image as the user, before the image is the root directory;
 # a link there would lead to the host, a pipe would hang.
 asi::refuse_unsafe() {
-    local type='' path=''
-    while read -r _ type path; do
-        if [[ "${type}" != [-d] ]]; then
+    local what='' type='' path=''
+    asi::require_listing
+    while read -r what type path; do
+        if [[ "${what}" == target && "${type}" != [-d] ]]; then
             asi::fail "${E_UNSAFE_IMAGE}" "/${path} is neither a regular file nor a directory (type '${type}')"
         fi
-    done < <(grep '^target ' "${ASI_SCRATCH}/listing")
+    done < "${ASI_SCRATCH}/listing"
+}
+
+# asi::cat PATH BYTES FILE COMMAND... - what COMMAND makes of the first BYTES of PATH in the image, into FILE; nothing
+# where there is no such file.
+asi::cat() {
+    local -r path="$1" bytes="$2" file="$3"
+    local -a status=(0 0 0)
+    shift 3
+    timeout 60 unsquashfs -cat "${ASI_WORK}" "${path}" 2> /dev/null | head -c "${bytes}" | "$@" > "${file}" \
+        || status=("${PIPESTATUS[@]}")
+    if ((status[2] != 0)); then
+        asi::fail "${E_INTERNAL}" "cannot write ${file}"
+    fi
 }
 
 # asi::cat_fact NAME PATH... - first of PATH that is a regular file in the image, bounded, into output/static/NAME.
 asi::cat_fact() {
-    local -r name="$1"
-    local -r target="${ASI_ATTEMPT_DIR}/output/static/${name}"
+    local -r target="${ASI_ATTEMPT_DIR}/output/static/$1"
     local path=''
     shift
     for path in "$@"; do
-        timeout 60 unsquashfs -cat "${ASI_WORK}" "${path}" 2> /dev/null | head -c "${ASI_FACT_LIMIT}" > "${target}" || true
+        asi::cat "${path}" "${ASI_FACT_LIMIT}" "${target}" cat
         if [[ -s "${target}" ]]; then
             return 0
         fi
@@ -127,21 +173,40 @@ asi::cat_fact() {
     rm -f -- "${target}"
 }
 
-# asi::read_static_facts FILE - what the image says about itself, as bytes; core/image_facts.py reads them.
+# asi::cat_elf FILE - the head of a program that tells the architecture of the image. Of one rank all have to agree: an
+# image may carry tools for several machines.
+asi::cat_elf() {
+    local -r elf="$1" new="${ASI_SCRATCH}/elf"
+    local what='' rank='' path='' head='' machine='' found=''
+    while read -r what rank path; do
+        if [[ "${what}" != program ]]; then
+            continue
+        elif [[ -n "${found}" && "${found%% *}" != "${rank}" ]]; then
+            break
+        fi
+        asi::cat "${path}" 64 "${new}" cat
+        head="$(od -An -v -tx1 -N 20 -- "${new}" | tr -d ' \n')"
+        if [[ "${head}" != 7f454c46* ]]; then
+            continue
+        fi
+        machine="${rank} ${head:8:4}${head:36:4}" # bits, byte order, processor
+        if [[ -n "${found}" && "${found}" != "${machine}" ]]; then
+            rm -f -- "${elf}"
+            return 0
+        fi
+        found="${machine}"
+        cp -- "${new}" "${elf}" || asi::fail "${E_INTERNAL}" "cannot write ${elf}"
+    done < "${ASI_SCRATCH}/listing"
+}
+
+# asi::read_static_facts - what the image says about itself, as bytes; core/image_facts.py reads them.
 asi::read_static_facts() {
-    local -r file="$1" static="${ASI_ATTEMPT_DIR}/output/static"
-    local path=''
-    head -c 96 -- "${file}" > "${static}/superblock"
+    local -r static="${ASI_ATTEMPT_DIR}/output/static"
+    head -c 96 -- "${ASI_WORK}" > "${static}/superblock" || asi::fail "${E_INTERNAL}" "cannot write ${static}/superblock"
     asi::cat_fact os-release usr/lib/os-release etc/os-release
     asi::cat_fact environment etc/environment
     asi::cat_fact rc etc/rc
-    while IFS= read -r path; do
-        timeout 60 unsquashfs -cat "${file}" "${path}" 2> /dev/null | head -c 64 > "${static}/elf" || true
-        if [[ "$(head -c 4 "${static}/elf" | od -An -tx1 | tr -d ' ')" == 7f454c46 ]]; then
-            break
-        fi
-        rm -f -- "${static}/elf"
-    done < <(sed -n 's/^program //p' "${ASI_SCRATCH}/listing")
-    { timeout 60 unsquashfs -cat "${file}" var/lib/dpkg/status 2> /dev/null || true; } \
-        | head -c 134217728 | awk '/^Status: .* installed$/ { n++ } END { if (n) print n }' > "${static}/dpkg-count" || true
+    asi::cat_elf "${static}/elf"
+    asi::cat var/lib/dpkg/status 134217728 "${static}/dpkg-count" \
+        awk '/^Status: .* installed$/ { n++ } END { if (n) print n }'
 }

@@ -32,7 +32,6 @@ asi::require_space() {
     local free=''
     free="$(asi::free_kib "$1")" || free=''
     if [[ -n "${free}" ]] && ((free < $2)); then
-        df -Pk -- "${ASI_SCRATCH}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
         asi::fail "${E_NO_SPACE}" "only ${free} KiB free at $1, $3 $2"
     fi
 }
@@ -43,6 +42,40 @@ asi::check_space() {
     if asi::keeps; then
         asi::require_space "${ASI_STORE}" "${ASI_MIN_FREE_KIB}" 'min_free asks for'
     fi
+}
+
+# asi::show_space - of scratch, or where it was to be, store and run directory.
+asi::show_space() {
+    local -r scratch="${ASI_SCRATCH:-${ASI_SCRATCH_ROOT:-${TMPDIR:-/tmp}}}"
+    timeout --kill-after=5 20 df -k --output=source,size,avail,pcent,file -- "${scratch}" "${ASI_STORE}" "${ASI_ATTEMPT_DIR}" || true
+}
+
+# asi::full DIRECTORY - is there no room for a record of the largest size? Its status is that to end with, or 0.
+asi::full() {
+    local said=''
+    said="$(timeout --kill-after=5 30 dd if=/dev/zero "of=$1/.room" bs=64K count=16 conv=fsync 2>&1)" || true
+    rm -f -- "$1/.room"
+    case "${said}" in
+        *'No space left on device'*) return "${E_NO_SPACE}" ;;
+        *'Disk quota exceeded'*) return "${E_QUOTA}" ;;
+    esac
+}
+
+# asi::explain_disk STATUS - how full it is, where that may be why the job ends with STATUS. While an image runs, its
+# output could tell of a full disk that is none; so the job tries itself, and returns the status to end with instead.
+asi::explain_disk() {
+    local status="$1"
+    if [[ "${ASI_PHASE}" == inspect ]]; then
+        case "${status}" in
+            "${E_INTERNAL}" | "${E_START_FAILED}" | "${E_INSPECTION_FAILED}")
+                asi::full "${ASI_SCRATCH}" && asi::full "${ASI_ATTEMPT_DIR}" || status=$?
+                ;;
+        esac
+    fi
+    case "${status}" in
+        "${E_NO_SPACE}" | "${E_QUOTA}" | "${E_INTERNAL}" | "${E_SCRATCH}" | "${E_STORE_WRITE}") asi::show_space ;;
+    esac
+    return "${status}"
 }
 
 # asi::in_background FUNCTION... - run a long function so that traps run at once; its output is in
@@ -127,7 +160,7 @@ asi::keep_result() {
 # mounts of one file system; then the copy is what has to be hashed.
 asi::bring_over() {
     local -r inode="$(stat -c %i -- "${ASI_WORK}")"
-    mv -T -- "${ASI_WORK}" "${ASI_PARTIAL}" || asi::cannot_store 'cannot move the file into the store'
+    asi::in_background mv -T -- "${ASI_WORK}" "${ASI_PARTIAL}" || asi::cannot_store 'cannot move the file into the store'
     if [[ "$(stat -c %i -- "${ASI_PARTIAL}")" != "${inode}" ]]; then
         asi::in_background asi::hash_partial || asi::cannot_store 'cannot read the copy'
         if [[ "$(< "${ASI_SCRATCH}/answer")" != "${ASI_RESULT_SHA256}" ]]; then

@@ -3,7 +3,8 @@
 
 ``EXIT_CODES`` is the table for ``cluster/job.sh``'s exit codes (a test compares the two). Enroot's own failures
 all end with status 1, so its output is read for the few sentences that tell them apart (``NODE_PATTERNS``,
-``REGISTRY_PATTERNS``); curl's statuses 6 and 7 speak for themselves.
+``REGISTRY_PATTERNS``); curl's statuses 6 and 7 speak for themselves. Where a byte of the image runs, its output is read
+for nothing that concerns the node: there the job looks itself (``explain_disk`` in ``cluster/store.sh``).
 """
 
 from __future__ import annotations
@@ -143,6 +144,18 @@ EXIT_CODES: Mapping[int, Failure] = {
         "Retry the task: that stages the login again. (A job that Slurm starts over cannot keep it.)",
         retryable=True,
     ),
+    93: Failure(
+        "quota",
+        "disk quota exceeded",
+        "Free space below the named directory or ask for a larger quota.",
+        retryable=True,
+    ),
+    94: Failure(
+        "no_user_namespaces",
+        "user namespaces are unavailable on the node",
+        "Ask for user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1 on the nodes (importing "
+        "may work without), or use 'exclude' to avoid this node.",
+    ),
 }
 """Exit code of ``job.sh`` -> what it means."""
 
@@ -160,12 +173,6 @@ def _pattern(expression: str, failure: Failure) -> Pattern:
 
 
 _NO_SPACE = Failure("no_space", "no space left on device", EXIT_CODES[73].remedy, retryable=True)
-_QUOTA = Failure(
-    "quota",
-    "disk quota exceeded",
-    "Free space below the named directory or ask for a larger quota.",
-    retryable=True,
-)
 _NGC = Failure(
     "registry_auth",
     "NVIDIA's registry refused the login",
@@ -174,19 +181,24 @@ _NGC = Failure(
 )
 _AUTH = Failure("registry_auth", "the registry refused the login", _CREDENTIALS_HINT, RegistryAuthError)
 
-NODE_PATTERNS: tuple[Pattern, ...] = (
+DISK_PATTERNS: tuple[Pattern, ...] = (
     # Before the disk: a limit on namespaces is 'No space left on device' to the kernel.
     _pattern(
-        r"failed to create user namespace|unshare: .*(Operation not permitted|No space left)",
-        Failure(
-            "no_user_namespaces",
-            "user namespaces are unavailable on the node",
-            "Ask for user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1 on the nodes (importing "
-            "may work without), or use 'exclude' to avoid this node.",
-        ),
+        r"failed to create user namespace|\bunshare\b.*(Operation not permitted|No space left|quota exceeded)",
+        EXIT_CODES[94],
     ),
     _pattern(r"No space left on device", _NO_SPACE),
-    _pattern(r"Disk quota exceeded", _QUOTA),
+    _pattern(r"Disk quota exceeded", EXIT_CODES[93]),
+)
+"""What the kernel says when the job cannot write. First match decides; the more specific stand first."""
+
+NODE_PATTERNS: tuple[Pattern, ...] = (
+    *DISK_PATTERNS,
+    _pattern(r"Could not create destination file|Stale file handle", EXIT_CODES[88]),
+)
+"""What the node is to blame for, where the tools write to the store or for it."""
+
+IMAGE_PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         r"failed to execute: \S*sh: No such file",
         Failure(
@@ -195,9 +207,8 @@ NODE_PATTERNS: tuple[Pattern, ...] = (
             "Use kind 'generic', which reads the image without starting it.",
         ),
     ),
-    _pattern(r"Could not create destination file|Stale file handle", EXIT_CODES[88]),
 )
-"""What the node is to blame for. First match in the logs decides; the more specific stand first."""
+"""What may be believed of the output of a start: it concerns the image alone."""
 
 REGISTRY_PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error( code)?: 40[13]", _NGC),
@@ -251,39 +262,48 @@ REGISTRY_PATTERNS: tuple[Pattern, ...] = (
 """What a registry or its manifest is to blame for; asked only where no byte of the image runs."""
 
 _LAST_LINE_LOGIN = re.compile(r"\[INFO\] (Authenticating with user|Using credentials from file)")
-_REGISTRY_PHASES = frozenset({"manifest", "import"})
-_TOOL_PHASES = frozenset({"manifest", "import", "inspect", "store", "hash"})
-
-
+_PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
+    "manifest": NODE_PATTERNS + REGISTRY_PATTERNS,
+    "import": NODE_PATTERNS + REGISTRY_PATTERNS,
+    "hash": NODE_PATTERNS,
+    "store": NODE_PATTERNS,
+    "inspect": IMAGE_PATTERNS,
+}
+"""Phase -> what its output is read for; in every other one it is the disk."""
+_TOOL_LOGS: Mapping[str, str] = {"import": "enroot.log", "inspect": "inspect.log"}
+_REFINED = frozenset({"import_failed", "start_failed", "store_write", "internal", "no_scratch"})
+_ENDED = re.compile(r"^asi: ended in phase (\w+) with status \d+ after \d+ s\s*\Z", re.MULTILINE)
 _INSPECTOR = re.compile(r"asi-inspect: error: [a-z_]+: (.+)")
 
 
 def explain(exit_status: int, phase: str, logs: Mapping[str, str]) -> Failure:
     """The failure behind an exit status of ``job.sh``, refined by what the tools printed.
 
-    ``logs`` maps file name to the end of each log. A login that a registry refuses leaves no error line in
-    Enroot's output: it just ends after saying whom it authenticates.
+    ``logs`` maps file name to the end of each log; ``phase`` is empty where there is no record. A login that a registry
+    refuses leaves no error line in Enroot's output: it just ends after saying whom it authenticates.
     """
     failure = EXIT_CODES.get(exit_status) or _signal_failure(exit_status)
     said = _INSPECTOR.findall(logs.get("inspect.log", ""))
     if said and failure.reason in {"no_python", "inspection_failed"}:
         return replace(failure, message=f"{failure.message}: {clean(said[-1])[:500]}")
-    if phase not in _TOOL_PHASES or failure.reason not in {
-        "import_failed",
-        "start_failed",
-        "store_write",
-        "internal",
-    }:
+    if failure.reason not in _REFINED:
         return failure
-    text = "\n".join(logs.get(name, "") for name in ("enroot.log", "inspect.log", "slurm.out"))
-    patterns = NODE_PATTERNS + REGISTRY_PATTERNS if phase in _REGISTRY_PHASES else NODE_PATTERNS
-    for pattern in patterns:
+    output = logs.get("slurm.out", "")
+    ended = _ENDED.search(output)
+    phase = phase or (ended[1] if ended else "")
+    text = logs.get(_TOOL_LOGS.get(phase, ""), "") + "\n" + _output_of(phase, output)
+    for pattern in _PATTERNS.get(phase, DISK_PATTERNS):
         if pattern.expression.search(text):
             return pattern.failure
     lines = [line for line in logs.get("enroot.log", "").splitlines() if line.strip()]
     if phase == "import" and lines and _LAST_LINE_LOGIN.search(lines[-1]):
         return _AUTH
     return failure
+
+
+def _output_of(phase: str, output: str) -> str:
+    """What the job said in its last phase: before that an image may have spoken, also in words like the job's own."""
+    return output.rpartition(f"\nasi: phase {phase} (")[2]
 
 
 def _signal_failure(exit_status: int) -> Failure:

@@ -17,7 +17,15 @@ import pytest
 from airflow_slurm_images.core import failures, job_script
 from airflow_slurm_images.core.errors import IntegrityError
 from airflow_slurm_images.core.plan import PACKAGE_FILES
-from tests.shell.fake_slurm.login import CREDENTIALS, LocalCluster, Outcome, import_request, secrets_in
+from tests.shell.fake_slurm.images import image
+from tests.shell.fake_slurm.login import (
+    CREDENTIALS,
+    LocalCluster,
+    Outcome,
+    import_request,
+    inspect_request,
+    secrets_in,
+)
 
 STAGED = (*PACKAGE_FILES, "plan.json", "package.sha256", "staged.sha256", "job.sbatch")
 TAMPERED, SUPERSEDED = 71, 72
@@ -191,6 +199,37 @@ def test_sigterm_leaves_a_record_and_nothing_else(cluster: LocalCluster) -> None
     assert (done.record.exit_status, done.record.phase) == (143, "import")
     assert cluster.slurm.leftovers() == []
     assert secrets_in(done.directory) == []
+    assert processes_with(str(cluster.slurm.root)) == []
+
+
+HANG = 'touch "${0%/*}/asked"; sleep 1000'
+OLD_UNSHARE = '[[ "$*" != *--map-current-user* ]] || exit 1\nexit 0'
+QUESTIONS = {
+    "enroot version": ("enroot", HANG, "space"),
+    "enroot start --help": ("enroot", f'[[ "$*" != *--help* ]] || {{ {HANG}; }}\necho 4.1.2', "inspect"),
+    "unshare": ("unshare", HANG, "inspect"),
+    "unsquashfs -cat": (
+        "unsquashfs",
+        f'[[ "$*" != *-cat* ]] || {{ {HANG}; }}\nexec /usr/bin/unsquashfs "$@"',
+        "examine",
+    ),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_tool_that_does_not_answer_holds_up_no_signal(cluster: LocalCluster, question: str) -> None:
+    tool, body, phase = QUESTIONS[question]
+    if "--help" in question:
+        cluster.slurm.tool("unshare", OLD_UNSHARE)
+    cluster.slurm.tool(tool, body)
+    plan, job_id = cluster.place(inspect_request(image("plain"), "client"))
+    process = cluster.slurm.start(job_id)
+    done = Outcome(plan, job_id, 0)
+    until((cluster.slurm.enroot / "asked").exists)
+    process.terminate()
+    assert process.wait(20) == 143
+    assert (done.record.exit_status, done.record.phase) == (143, phase)
+    assert cluster.slurm.leftovers() == []
     assert processes_with(str(cluster.slurm.root)) == []
 
 

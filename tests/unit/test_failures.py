@@ -117,9 +117,7 @@ def test_an_image_without_a_shell_is_told_apart_from_a_broken_node() -> None:
 
 
 def test_missing_user_namespaces_name_the_node_and_both_settings() -> None:
-    raised = failed(
-        83, "inspect", {"inspect.log": "enroot-nsenter: failed to create user namespace: Permission denied"}
-    )
+    raised = failed(94, "inspect", {})
     assert "node n1" in raised.message
     assert "user.max_user_namespaces" in (raised.remedy or "")
     assert "unprivileged_userns_clone" in (raised.remedy or "")
@@ -209,6 +207,35 @@ def test_the_failure_record_is_plain_json_with_all_its_keys() -> None:
 
 
 @pytest.mark.parametrize("end", ["No space left on device", "Disk quota exceeded"])
-def test_a_limit_on_namespaces_is_not_a_full_disk(end: str) -> None:
-    logs = {"inspect.log": f"enroot-nsenter: failed to create user namespace: {end}"}
-    assert failures.explain(83, "inspect", logs).reason == "no_user_namespaces"
+@pytest.mark.parametrize(
+    "start", ["enroot-nsenter: failed to create user namespace", "unshare failed", "unshare: unshare failed"]
+)
+def test_a_limit_on_namespaces_is_not_a_full_disk(start: str, end: str) -> None:
+    assert failures.explain(78, "import", {"enroot.log": f"{start}: {end}"}).reason == "no_user_namespaces"
+    assert failures.explain(70, "space", {"slurm.out": f"{start}: {end}"}).reason == "no_user_namespaces"
+
+
+FULL = {"No space left on device": "no_space", "Disk quota exceeded": "quota"}
+OWN = [(89, "space"), (70, "claim"), (70, "space"), (70, "check"), (70, "examine"), (88, "hash"), (88, "store")]
+
+
+@pytest.mark.parametrize("line", FULL)
+@pytest.mark.parametrize(("status", "phase"), OWN)
+def test_a_full_disk_or_quota_is_told_in_every_phase_of_the_jobs_own(status: int, phase: str, line: str) -> None:
+    output = f"asi: phase verify (0 s)\nasi: phase {phase} (2 s)\nmkdir: /scratch/x: {line}\n"
+    ended = f"asi: ended in phase {phase} with status {status} after 3 s\n"
+    for known, text in ((phase, output), ("", output + ended), ("", output)):
+        failure = failures.explain(status, known, {"slurm.out": text})
+        assert (failure.reason, failure.retryable) == (FULL[line], True)
+
+
+@pytest.mark.parametrize("line", FULL)
+@pytest.mark.parametrize(("status", "phase"), [(70, "store"), (88, "store"), (83, "inspect"), (85, "inspect")])
+def test_what_an_image_printed_is_no_full_disk(status: int, phase: str, line: str) -> None:
+    image = f"{line}\nasi: phase store (3 s)\n{line}\nasi: ended in phase store with status 70 after 3 s\n"
+    later = "" if phase == "inspect" else "asi: phase store (4 s)\nmv: cannot move\n"
+    logs = {"slurm.out": f"asi: phase inspect (2 s)\n{image}{later}", "inspect.log": image}
+    ended = f"asi: ended in phase {phase} with status {status} after 5 s\n"
+    for known, end in ((phase, ""), ("", ended)):
+        found = failures.explain(status, known, {**logs, "slurm.out": logs["slurm.out"] + end})
+        assert found == failures.EXIT_CODES[status]

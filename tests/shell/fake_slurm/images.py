@@ -13,6 +13,7 @@ from tempfile import mkdtemp
 
 ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\x3e\x00" + bytes(44)
 """Header of a little-endian x86-64 program."""
+AMD64, ARM64 = 62, 183
 
 
 def _plain(root: Path) -> None:
@@ -51,6 +52,26 @@ def _harmless_links(root: Path) -> None:
     (root / "etc/mtab").symlink_to("/proc/mounts")
 
 
+def _program(path: str, machine: int) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(ELF[:18] + bytes([machine, 0]) + ELF[20:])
+        place.chmod(0o755)
+
+    return make
+
+
+def _all(*steps: Callable[[Path], object]) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        for step in steps:
+            step(root)
+
+    return make
+
+
+_TOOLS = _all(lambda root: shutil.rmtree(root / "bin"), _program("app/tool-arm64", ARM64), _program("app/tool", AMD64))
+
 RECIPES: dict[str, Callable[[Path], None]] = {
     "plain": lambda _: None,
     "links elsewhere": _harmless_links,
@@ -67,6 +88,13 @@ RECIPES: dict[str, Callable[[Path], None]] = {
     "/sys is a link": _link("sys", "/"),
     "/tmp is a link": _link("tmp", "/home/ann"),
     "/asi is a link": _link("asi", "/home/ann"),
+    "bash and tools for two machines": _all(_TOOLS, _program("usr/bin/bash", AMD64)),
+    "a shell of another machine than the rest": _all(
+        _program("bin/bash", ARM64), _program("bin/dash", AMD64), _link("bin/sh", "/usr/bin/dash")
+    ),
+    "a loader and tools for two machines": _all(_TOOLS, _program("usr/lib/x86/ld-linux-x86-64.so.2", AMD64)),
+    "tools for two machines alone": _TOOLS,
+    "programs for one other machine": _all(_TOOLS, _program("app/tool", ARM64)),
 }
 HOSTILE = [name for name in RECIPES if name.startswith("/")]
 
