@@ -4,9 +4,11 @@
 # lets Enroot import that platform's manifest; afterwards only layers of that manifest may have been used.
 
 readonly ASI_INDEX_TYPES='application/vnd.oci.image.index.v1+json application/vnd.docker.distribution.manifest.list.v2+json'
-# How core/platform.py reads the names of an architecture, as far as nodes have them.
-readonly ASI_ARCHITECTURE='def architecture: strings | ascii_downcase
-    | {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armv8": "arm64"}[.] // .;'
+# How core/platform.py reads the names of a platform, as far as nodes have them.
+readonly ASI_PLATFORM='def architecture: .architecture | strings | ascii_downcase
+        | {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armv8": "arm64"}[.] // .;
+    def os: .os // "" | ascii_downcase | if . == "" then "linux" else . end;
+    def platform: os + "/" + architecture;'
 readonly ASI_MANIFEST_TYPES='application/vnd.oci.image.manifest.v1+json application/vnd.docker.distribution.manifest.v2+json'
 
 ASI_BASE_URL=''
@@ -29,14 +31,16 @@ asi::kind() {
             or . == "application/vnd.docker.container.image.v1+json";
         def image_layer: startswith("application/vnd.oci.image.layer.")
             or startswith("application/vnd.docker.image.rootfs.");
+        def image_layers: [.layers[]?.mediaType | strings];
         if type != "object" then "no JSON object"
         elif .schemaVersion == 1 or has("fsLayers") then "no longer supported: Docker schema 1"
-        elif has("manifests") and (has("config") or has("layers")) then "no clear kind: index and image at once"
+        elif .manifests != null and (.config != null or .layers != null) then "no clear kind: index and image at once"
         elif (is($indexes + " " + $manifests) | not) then "no image but an artifact"
-        elif (is(if has("manifests") then $indexes else $manifests end) | not) then "no clear kind: its media type is another"
-        elif has("manifests") then "index"
+        elif (is(if .manifests != null then $indexes else $manifests end) | not) then "no clear kind: its media type is another"
+        elif .manifests != null then "index"
         elif (.config.mediaType? // "" | image_config | not) then "no image but an artifact"
-        elif ([.layers[]?.mediaType | strings] | length == 0 or (map(image_layer) | all | not)) then "no image layers"
+        elif (image_layers | length == 0 or (map(image_layer) | all | not)) then "no image layers"
+        elif (image_layers | map(endswith("+encrypted")) | any) then "no layers that Enroot can read: they are encrypted"
         else "image \(.config.digest)"
         end' "$1" 2> /dev/null || printf 'no JSON\n'
 }
@@ -44,13 +48,13 @@ asi::kind() {
 # asi::choose FILE ARCHITECTURE - digest of the platform's manifest in an index, by the rules of core/oci.py: the
 # usual variant or the only one there is; a lone entry that states no platform.
 asi::choose() {
-    jq -r --arg arch "$2" --arg indexes "${ASI_INDEX_TYPES}" "${ASI_ARCHITECTURE}"'
+    jq -r --arg arch "$2" --arg indexes "${ASI_INDEX_TYPES}" "${ASI_PLATFORM}"'
         def usual: {amd64: "v1", arm64: "v8"}[$arch] // "";
         def variant: .platform.variant // "" | ascii_downcase | if . == usual or "v" + . == usual then "" else . end;
         [.manifests[] | select((.annotations // {}) | has("vnd.docker.reference.type") | not)
             | select(.mediaType as $type | $indexes | split(" ") | index($type) | not)
             | select(.platform.architecture != "unknown")] as $entries
-        | [$entries[] | select((.platform.architecture | architecture) == $arch and (.platform.os // "linux") == "linux")] as $fit
+        | [$entries[] | select(.platform != null and (.platform | platform) == "linux/" + $arch)] as $fit
         | [$fit[] | select(variant == "")] as $exact
         | if ($exact | length) > 0 then $exact[0].digest
           elif ([$fit[] | variant] | unique | length) == 1 then $fit[0].digest
@@ -124,7 +128,7 @@ asi::verify_manifest() {
 # asi::check_architecture WANTED - what the image says of itself; an index may be put together wrongly.
 asi::check_architecture() {
     local found=''
-    found="$(jq -r "${ASI_ARCHITECTURE}"'[.os // "linux", (.architecture | architecture)] | map(strings) | join("/")' "${ASI_SCRATCH}/config.json" 2> /dev/null)" || true
+    found="$(jq -r "${ASI_PLATFORM} platform" "${ASI_SCRATCH}/config.json" 2> /dev/null)" || true
     if [[ "${found}" != "linux/$1" ]]; then
         found="${found//[^A-Za-z0-9\/._-]/}"
         found="${found:0:80}"

@@ -18,6 +18,8 @@ def call(
     if headers is not None:
         (directory / "login").mkdir(exist_ok=True)
         (directory / "login/headers").write_text("".join(f"{line}\r\n" for line in ["HTTP/1.1 500 x", *headers]))
-    command = 'ASI_ATTEMPT_DIR="$1"; source "$0/registry.sh"; source "$0/login.sh"; shift; "$@"'
+    command = (
+        'ASI_ATTEMPT_DIR="$1"; source "$0/registry.sh"; source "$0/login.sh"; source "$0/manifest.sh"; shift; "$@"'
+    )
     asked = ["bash", "-euc", command, str(CLUSTER), str(directory), function, *arguments]
     return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.removesuffix("\n")

@@ -118,6 +118,7 @@ def test_other_bytes_than_the_digest_names_are_refused(cluster: LocalCluster, re
             {"mediaType": INDEX, "config": {"mediaType": CONFIG, "digest": "x"}, "layers": [{"mediaType": LAYER}]}
         ),
         document({"mediaType": MANIFEST, "manifests": []}),
+        document({"config": {"mediaType": CONFIG, "digest": "x"}, "layers": [{"mediaType": LAYER + "+encrypted"}]}),
         document({"mediaType": "application/vnd.oci.artifact.manifest.v1+json", "blobs": []}),
         document({"config": {"mediaType": CONFIG, "digest": "x"}, "layers": [{"mediaType": "application/spdx+json"}]}),
         document({"config": {"mediaType": CONFIG, "digest": "../../x"}, "layers": [{"mediaType": LAYER}]}),
