@@ -46,10 +46,13 @@ with DAG(
     def what_moved(*, triggering_asset_events: Any = None) -> str:
         """The newest event's image; moves that happened while a run was busy come together. By hand: the tag."""
         events = [event for group in (triggering_asset_events or {}).values() for event in group]
-        payloads = [event.extra["payload"] for event in events]
-        for payload in payloads:
-            print(f"{payload['image']} moved: old {payload['old']}, new {payload['new']}")
-        return str(payloads[-1]["reference"]) if payloads else IMAGE
+        reference = IMAGE
+        for event in sorted(events, key=lambda event: event.timestamp):  # they come in no particular order
+            payload = event.extra.get("payload")  # an event made by hand, in the UI, has none
+            if payload:
+                print(f"{payload['image']} moved: old {payload['old']}, new {payload['new']}")
+            reference = payload["reference"] if payload else IMAGE
+        return str(reference)
 
     resolve = OciResolveOperator(
         task_id="resolve",

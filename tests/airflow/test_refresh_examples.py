@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,21 @@ def test_on_new_tag_started_by_hand_imports_what_the_tag_is(
     run = run_dag(dag)
     assert run.states() == {"what_moved": "success", "resolve": "success", "import": "success"}
     assert run.record("import")["source"]["oci_digest"] == digest
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [([(2, "new"), (1, "old")], "new"), ([(1, "old"), (3, None), (2, "new")], None), ([(1, None), (2, "new")], "new")],
+)
+def test_of_several_moves_the_newest_is_imported_and_an_event_made_by_hand_means_the_tag(
+    events: list[tuple[int, str | None]], expected: str | None
+) -> None:
+    """A run that waited gets all events since, in no particular order."""
+    what_moved: Any = load("on_new_tag").get_task("what_moved")
+    payloads = {name: {"image": "i", "old": "o", "new": "n", "reference": f"i@{name}"} for name in ("old", "new")}
+    made = [SimpleNamespace(timestamp=time, extra={"payload": payloads[name]} if name else {}) for time, name in events]
+    reference = what_moved.python_callable(triggering_asset_events={"tag": made[:1], "again": made[1:]})
+    assert reference == (f"i@{expected}" if expected else "vllm/vllm-openai:latest")
 
 
 def test_on_new_tag_is_watched_by_a_trigger_that_survives_the_database() -> None:
