@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 def load(name: str) -> DAG:
     bag = dag_bag(str(EXAMPLES / f"{name}.py"))
     assert bag.import_errors == {}
-    dag: DAG = bag.dags[name]
+    dag: DAG
+    (dag,) = bag.dags.values()
     for task in dag.tasks:
         if hasattr(task, "poll_interval"):
             task.poll_interval = 1  # a test has no time to be polite
@@ -66,3 +69,24 @@ def test_inspect_sqsh_runs(run_dag: DagRunner, sqsh: Path, name: str | None) -> 
     record = run.record("inspect_sqsh")
     assert (record["name"], record["sqsh"]["path"], record["source"]) == (name, str(sqsh), None)
     assert (record["sqsh"]["alias_path"] is None) is (name is None)
+
+
+def test_housekeeping_runs(
+    run_dag: DagRunner, box: Box, images: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = box.root / "tidy"  # one of its own: every image of it is hashed again
+    workspace.mkdir()
+    shutil.chown(workspace, box.user)
+    connection = json.loads(box.connection_json)
+    connection["extra"]["workspace_root"] = str(workspace)
+    monkeypatch.setenv("AIRFLOW_CONN_SLURM_DEFAULT", json.dumps(connection))
+    run_dag(load("import_image"), {"image": images["static"], "name": "tidy", "kind": "generic"})
+    run = run_dag(load("housekeeping"), {"keep_last": 1})
+    assert run.xcom("list_images") == ["tidy"]
+    assert (run.record("prune")["dry_run"], run.record("prune")["complete"]) == (False, True)
+    report = run.record("verify", 0)
+    assert (report["name"], report["drift"], report["path"]) == (
+        "tidy",
+        False,
+        str((workspace / "aliases" / "tidy.sqsh").resolve()),
+    )

@@ -330,6 +330,44 @@ def test_verify_hashes_the_file_in_a_job_and_imports_nothing(story: Story, impor
     assert file.read_bytes() == data
 
 
+# --- something else is there already
+
+
+@pytest.mark.parametrize("kind", ["garbage", "link", "directory"])
+def test_a_foreign_or_corrupt_file_at_the_destination_is_an_error_and_stays(
+    story: Story, imported: ImageRecord, kind: str
+) -> None:
+    file, home = Path(imported.sqsh.path), story.cluster.workspace.parent / "home"
+    file.rename(home)
+    if kind == "garbage":
+        file.write_text("garbage")
+    elif kind == "link":
+        file.symlink_to(home)
+    else:
+        file.mkdir()
+    before = file.lstat()
+    handle = story.begin(story.work(generation=2))
+    with pytest.raises(IntegrityError, match="nothing was overwritten") as caught:
+        story.wait(handle)
+    assert str(file) in caught.value.message
+    assert caught.value.remedy
+    assert (file.lstat().st_ino, file.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
+    assert (story.cluster.workspace / "aliases/tool.sqsh").readlink() == Path("tool.d/current/image.sqsh")
+
+
+def test_something_foreign_at_the_alias_is_a_conflict_and_stays(story: Story) -> None:
+    handle = story.begin(story.work())
+    story.wait(handle)
+    alias = story.cluster.workspace / "aliases/tool.sqsh"
+    alias.write_text("mine")
+    with pytest.raises(ConflictError, match="not a link of ours; nothing was overwritten") as caught:
+        story.finish(handle)
+    assert str(alias) in caught.value.message
+    assert caught.value.remedy
+    assert alias.read_text() == "mine"
+
+
 # --- what is not visible yet
 
 
