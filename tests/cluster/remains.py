@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pwd
@@ -25,17 +26,25 @@ PRECIOUS = {
 }
 
 
-def user_processes(box: Box) -> list[str]:
-    """Command lines of the user's processes in the box; sshd's side of an open connection does not count."""
+def user_pids(box: Box) -> list[int]:
+    """The user's processes in the box; what ends meanwhile is left out."""
     uid = pwd.getpwnam(box.user).pw_uid
     found = []
     for pid in box.space.pids():
-        try:
-            directory = procfs.PROC / str(pid)
-            if directory.stat().st_uid == uid and procfs.name_of(pid) != "sshd":
-                found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (procfs.PROC / str(pid)).stat().st_uid == uid:
+                found.append(pid)
+    return found
+
+
+def user_processes(box: Box) -> list[str]:
+    """Command lines of the user's processes in the box; sshd's side of an open connection does not count."""
+    found = []
+    for pid in user_pids(box):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if procfs.name_of(pid) != "sshd":
+                line = (procfs.PROC / str(pid) / "cmdline").read_bytes()
+                found.append(line.replace(b"\0", b" ").decode(errors="replace"))
     return [line for line in found if line]  # without a command line: ended, about to be reaped
 
 

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import pwd
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import procfs
 from tests.cluster.box import Box, temporary_box
 from tests.cluster.polling import wait_until
+from tests.cluster.remains import user_pids
 from tests.cluster.space import kill
 from tests.faults.conftest import MakeScene, deferred_first
 from tests.faults.scene import Scene
@@ -186,10 +185,11 @@ def test_a_job_that_left_no_trace_is_unknown_and_the_retry_starts_anew(
     waiting = scene.begin()
     assert scene.importing()
     forgetful.stop_sshd()
-    uid = pwd.getpwnam(forgetful.user).pw_uid
-    kill([pid for pid in forgetful.space.pids() if (procfs.PROC / str(pid)).stat().st_uid == uid])
-    assert wait_until(lambda: not scene.jobs(), 150, 0.5), scene.jobs()
-    forgetful.start_sshd()
+    try:
+        kill(user_pids(forgetful))
+        assert wait_until(lambda: not scene.jobs(), 150, 0.5), scene.jobs()
+    finally:
+        forgetful.start_sshd()
     outcome = scene.finish(waiting, 200)
     assert outcome.error == "JobStateUnknownError", outcome
     assert outcome.retryable
