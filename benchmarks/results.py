@@ -16,7 +16,7 @@ def write(name: str, document: Mapping[str, Any], directory: Path = DIRECTORY) -
     """Replace a result at once, so that a run that is cut off leaves what it had."""
     directory.mkdir(exist_ok=True)
     draft = directory / f".{name}.json"
-    draft.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    draft.write_text(json.dumps(document, indent=1) + "\n")
     draft.rename(directory / f"{name}.json")
 
 

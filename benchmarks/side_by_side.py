@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference's job and ours in turn, on one cluster in a box, for images of several sizes, against the floor.
 
-    python -m benchmarks.side_by_side [--sizes 0.2 1 4] [--repeats 5 3 1] [--quick] [--output NAME]
+    python -m benchmarks.side_by_side [--sizes 0.2 1 4] [--repeats 5 3 1] [--quick] [--output NAME [--add]]
 
 Measured per size: inspection of an existing file, cold import, refresh of an image of which all layers but the last
 are known, import of an unchanged digest; and the floor: one read of the file, its hash, Enroot's import alone. Takes
@@ -13,7 +13,6 @@ from __future__ import annotations
 from tests.airflow import environment  # noqa: F401  # isort: skip  # settles Airflow's configuration, so it comes first
 
 import argparse
-import dataclasses
 import logging
 import shutil
 import sys
@@ -107,7 +106,7 @@ class Size:
         return {
             "gigabytes": gigabytes,
             "sqsh_bytes": self.file.stat().st_size,
-            "image": dataclasses.asdict(self.image) | {"image": None, "refreshed": None},
+            "image": {name: getattr(self.image, name) for name in ("layer_bytes", "top_bytes", "files", "layers")},
             "load": {"least": min(self.loads), "most": max(self.loads)},
             "measured": dict(self.measured),
         }
@@ -119,6 +118,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, nargs="+", default=[5, 3, 1], help="as many as sizes")
     parser.add_argument("--quick", action="store_true", help="one repetition of 0.05 GB")
     parser.add_argument("--output", help="name of the result; nothing is written without")
+    parser.add_argument("--add", action="store_true", help="keep the sizes that the result has already")
     parser.add_argument("--directory", help="where the box stands (default: the temporary directory)")
     options = parser.parse_args()
     if options.quick:
@@ -128,7 +128,8 @@ def main() -> int:
     logging.disable(logging.INFO)
     document = machine.describe(enroot_on_this_machine())
     document["versions"][DISTRIBUTION] = VERSION
-    document |= {"squash_options": SQUASH_OPTIONS, "reference_squash_options": ENROOT_DEFAULT, "sizes": []}
+    sizes = results.read(options.output)["sizes"] if options.add else []
+    document |= {"squash_options": SQUASH_OPTIONS, "reference_squash_options": ENROOT_DEFAULT, "sizes": sizes}
     with timed_box(options.directory) as timed:
         reference = Reference(timed)
         for gigabytes, repeats in zip(options.sizes, options.repeats, strict=True):
@@ -137,7 +138,7 @@ def main() -> int:
             size = Size(timed, reference, image)
             for number in range(repeats):
                 size.repeat(number)
-            document["sizes"].append(size.as_json(gigabytes))
+            sizes.append(size.as_json(gigabytes))
             if options.output:
                 results.write(options.output, document)
     return 0
