@@ -58,8 +58,8 @@ def attacked(box: Box, base: Tree, name: str, body: str, **options: Any) -> Task
 
 
 def write_facts(**changes: Any) -> str:
-    """Shell text that writes the inspector's file."""
-    return f"cat > /asi/out/facts.json <<'END'\n{json.dumps(FACTS | changes)}\nEND\n"
+    """Shell text that writes what the inspector would."""
+    return f"cat > /asi/facts <<'END'\n{json.dumps(FACTS | changes)}\nEND\n"
 
 
 def refused(box: Box, task: Task, *reasons: str) -> JobFailedError:
@@ -110,35 +110,86 @@ def test_what_the_job_saw_itself_stands_over_what_the_image_says(box_plain: Box,
     assert found.inspection.sqsh_sha256 == found.sqsh.sha256 == sha256(Path(found.sqsh.path))
 
 
-# -- tricks with the one directory it may write to
+# -- tricks with the pipes, which are all that it can write to
 
 TRICKS = {
-    "a link to a file of the user's": f"ln -s {HOME}/.netrc /asi/out/facts.json",
-    "a link to the store": "ln -s /etc/passwd /asi/out/facts.json",
-    "a pipe": "/bin/busybox mkfifo /asi/out/facts.json",
-    "a directory": "mkdir /asi/out/facts.json",
     "nothing": "true",
+    "a link in place of the pipe": f"rm -f /asi/facts; ln -s {HOME}/.netrc /asi/facts",
+    "a directory in its place": "rm -f /asi/facts; mkdir /asi/facts",
 }
 
 
-def test_facts_that_are_no_file_are_no_facts(box_plain: Box, home: Path, base: Tree) -> None:
+def test_without_facts_there_is_no_record(box_plain: Box, home: Path, base: Tree) -> None:
     bodies = {trick: f"{command}\nexit 0" for trick, command in TRICKS.items()}
     for task in all_refused(box_plain, base, bodies, ("JobFailedError", "inspection_failed")):
-        assert not (task.directory / "output" / "facts.json").exists()
+        assert (task.directory / "output" / "facts.json").read_bytes() == b""
 
 
-def test_links_planted_beside_the_facts_lead_nowhere(box_plain: Box, home: Path, base: Tree) -> None:
-    """Cleaning up follows none of them, and changes no mode behind them."""
-    body = f"""\
-cd /asi/out
-ln -s {HOME} home; ln -s {HOME}/precious precious; ln -s / root
-mkdir -p deep/er; ln -s {HOME}/.ssh deep/er/ssh; /bin/busybox chmod 000 deep/er deep
-/bin/busybox ln /asi/inspect_image.py hard; /bin/busybox mknod disk b 8 0
+FLOODS = {
+    "too much": "i=0; while [ $i -lt 30 ]; do cat /bin/busybox; i=$((i + 1)); done > /asi/facts",
+    "more than any limit": "/bin/busybox timeout 5 /bin/busybox yes > /asi/facts",
+    "two records": write_facts() + write_facts(),
+    "half a record": "printf '{\"facts_version\": 1,' > /asi/facts",
+}
+
+
+def test_a_flood_of_facts_is_cut_and_refused(box_plain: Box, home: Path, base: Tree) -> None:
+    bodies = {flood: f"{command}\nexit 0" for flood, command in FLOODS.items()}
+    for task in all_refused(box_plain, base, bodies, ("JobFailedError", "facts_invalid")):
+        assert (task.directory / "output" / "facts.json").stat().st_size <= 1024 * 1024 + 1
+
+
+WRITES = """\
+for place in / /asi /etc /usr /proc /sys /dev/shm; do
+    echo x > $place/made 2> /dev/null && echo "wrote to $place"
+done
+for file in /asi/inspect_image.py /.lock /etc/passwd /proc/1/oom_score_adj; do
+    echo x >> $file 2> /dev/null && echo "changed $file"
+done
+/bin/busybox chmod 777 /asi /asi/facts /asi/inspect_image.py 2> /dev/null && echo 'changed a mode'
+/bin/busybox mount -o remount,rw /asi 2> /dev/null && echo 'remounted'
+/bin/busybox mknod /tmp/disk b 8 0 2> /dev/null && echo 'made a device'
+for descriptor in /proc/self/fd/*; do
+    number=${descriptor##*/}; [ $number -le 2 ] || echo "descriptor: $(/bin/busybox readlink $descriptor)"
+done
+echo 'tried'
 exit 5"""
-    refused(box_plain, attacked(box_plain, base, "links", body), "inspection_failed")
+
+
+def test_it_can_change_no_file_of_the_host(box_plain: Box, home: Path, base: Tree) -> None:
+    task = attacked(box_plain, base, "writer", WRITES)
+    refused(box_plain, task, "inspection_failed")
+    report = (task.directory / "inspect.log").read_text()
+    assert "tried" in report
+    for words in ("wrote to", "changed", "remounted", "made a device", "descriptor: /tmp", f"descriptor: {HOME}"):
+        assert words not in report, report
+
+
+def test_an_output_that_nobody_may_read_any_more_does_not_hang_the_job(box_plain: Box, home: Path, base: Tree) -> None:
+    """It says what Enroot says when a mount fails, so that it is started again."""
+    body = "echo 'fuse'; /bin/busybox chmod 200 /proc/self/fd/1 /proc/self/fd/2; exit 1"
+    task = attacked(box_plain, base, "mode", body, inspect_timeout=30)
+    refused(box_plain, task, "start_failed", "inspection_failed")
+    assert task.completion()["elapsed_seconds"] < 40
 
 
 # -- violence
+
+
+@pytest.mark.slow
+def test_all_starts_together_have_one_time_limit(box_plain: Box, home: Path, base: Tree) -> None:
+    body = "echo 'Failed to mount'; /bin/sleep 8; exit 1"
+    task = attacked(box_plain, base, "again", body, inspect_timeout=SHORTEST_LIMIT)
+    refused(box_plain, task, "inspection_timeout", "start_failed")
+    assert task.completion()["elapsed_seconds"] < SHORTEST_LIMIT + 25
+
+
+@pytest.mark.slow
+def test_a_bomb_of_processes_ends_with_its_time(box_plain: Box, home: Path, base: Tree) -> None:
+    body = "ulimit -u 400; bomb() { bomb | bomb & }; bomb; bomb; while :; do /bin/sleep 1; done"
+    task = attacked(box_plain, base, "bomb", body, inspect_timeout=SHORTEST_LIMIT)
+    refused(box_plain, task, "inspection_timeout", "inspection_failed")
+    assert task.completion()["elapsed_seconds"] < SHORTEST_LIMIT + 25
 
 
 def test_killing_everything_it_can_reach_kills_only_the_image(box_plain: Box, home: Path, base: Tree) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -173,16 +175,20 @@ def test_a_script_needs_proc_inside(enroot: Enroot, sqsh: Path) -> None:
     assert (result.status, result.out) == (0, "words\n")
 
 
-def test_all_four_columns_of_a_mount_can_be_given(enroot: Enroot, sqsh: Path) -> None:
-    outer, inner = enroot.base / "outer", enroot.base / "inner"
-    for directory in (outer, outer / "out", inner):
-        directory.mkdir()
-        enroot.account.own(directory)
+def test_into_a_read_only_directory_an_image_writes_through_a_pipe_only(enroot: Enroot, sqsh: Path) -> None:
+    """All four columns of a mount can be given."""
+    outer = enroot.base / "outer"
+    outer.mkdir()
+    os.mkfifo(outer / "pipe")
+    for path in (outer, outer / "pipe"):
+        enroot.account.own(path)
     options = ["--mount", f"{outer}:/asi:none:x-create=dir,bind,ro,nosuid,nodev,noexec,private"]
-    options += ["--mount", f"{inner}:/asi/out:none:bind,rw,nosuid,nodev,noexec,private"]
-    script = "echo out > /asi/out/file; echo no > /asi/file"
-    assert enroot.start(sqsh, "sh", "-c", script, options=options).status == 1
-    assert ((inner / "file").read_text(), list((outer / "out").iterdir())) == ("out\n", [])
+    script = "echo out > /asi/pipe; chmod 777 /asi/pipe; rm -f /asi/pipe; echo no > /asi/file"
+    with subprocess.Popen(["cat", str(outer / "pipe")], stdout=subprocess.PIPE) as reader:
+        assert enroot.start(sqsh, "sh", "-c", script, options=options).status == 1
+        assert reader.communicate(timeout=60)[0] == b"out\n"
+    assert [path.name for path in outer.iterdir()] == ["pipe"]
+    assert (outer / "pipe").stat().st_mode & 0o111 == 0
 
 
 def test_the_home_switch_does_nothing_without_the_site_s_hook(enroot: Enroot, sqsh: Path) -> None:

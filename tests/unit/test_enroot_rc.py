@@ -181,6 +181,15 @@ def test_a_program_for_another_machine_is_named_with_its_link_target(image: Fake
     assert f"{image.root}/usr/bin/python3 -> {program} cannot be run here: Exec format error" in done.stderr
 
 
+def test_a_python_that_does_not_start_is_told_with_its_own_words(image: FakeImage) -> None:
+    (image.root / "usr" / "bin").mkdir(parents=True)
+    (image.root / "usr" / "bin" / "python3").symlink_to(Path(os.path.realpath("/usr/bin/python3")))
+    done = image.run(environment={"PYTHONHOME": "/nonexistent"})
+    assert done.returncode == 90
+    assert "(Fatal Python error: " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -149,6 +149,13 @@ def test_too_many_distributions_over_several_directories_are_refused(
         inspector.installed_distributions(str(prefix.mount), inspector.Notes())
 
 
+@pytest.mark.slow
+def test_a_hundred_thousand_distributions_are_refused(prefix: Prefix) -> None:
+    for number in range(100_000):
+        (prefix.site / f"d{number}.dist-info").mkdir()
+    assert prefix.inspect().error_code == "too_large"
+
+
 @pytest.mark.parametrize("headers", [b"Name: huge\nVersion: 7\n\n", b"Name: huge\nVersion: 7\n"])
 def test_a_gigabyte_of_metadata_is_not_read(prefix: Prefix, headers: bytes) -> None:
     info = prefix.add("huge")
