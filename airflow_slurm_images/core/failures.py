@@ -187,7 +187,8 @@ DISK_PATTERNS: tuple[Pattern, ...] = (
         r"failed to create user namespace|\bunshare\b.*(Operation not permitted|No space left|quota exceeded)",
         EXIT_CODES[94],
     ),
-    _pattern(r"No space left on device", _NO_SPACE),
+    # GNU parallel, by which Enroot downloads and unpacks layers, has its own words.
+    _pattern(r"No space left on device|parallel: Error: Is the disk full\?", _NO_SPACE),
     _pattern(r"Disk quota exceeded", EXIT_CODES[93]),
 )
 """What the kernel says when the job cannot write. First match decides; the more specific stand first."""

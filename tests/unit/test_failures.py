@@ -123,6 +123,14 @@ def test_missing_user_namespaces_name_the_node_and_both_settings() -> None:
     assert "unprivileged_userns_clone" in (raised.remedy or "")
 
 
+def test_a_full_disk_in_gnu_parallels_words_is_a_full_disk() -> None:
+    said = "parallel: Error: Cannot append to buffer file in /scratch/tmp.\nparallel: Error: Is the disk full?\n"
+    assert (
+        failures.explain(78, "import", {"enroot.log": f"[INFO] Extracting image layers...\n{said}"}).reason
+        == "no_space"
+    )
+
+
 def test_what_a_tool_printed_in_another_phase_decides_nothing() -> None:
     logs = {"enroot.log": "No space left on device", "slurm.out": "returned error code: 429"}
     assert failures.explain(71, "verify", logs).reason == "tampered"
