@@ -273,8 +273,9 @@ class Lifecycle:
         while True:
             try:
                 return self._end(plan.workspace, record, facts, handle.on_conflict, plan.profile, publisher)
-            except NotVisibleError:
+            except NotVisibleError as err:
                 if self._clock() >= deadline:
+                    err.details.update(_not_visible(handle))
                     raise
                 self._pause(deadline)
 
@@ -296,7 +297,7 @@ class Lifecycle:
                     f"login node after {handle.record_wait} s",
                     remedy="Check that login and compute nodes see one and the same workspace, or raise record_wait; "
                     "a retry collects the result when it is there.",
-                    details={"job_id": handle.job_id, "run_directory": handle.run_directory, "reason": "not_visible"},
+                    details=_not_visible(handle),
                 )
             self._pause(deadline)
 
@@ -365,6 +366,10 @@ class Lifecycle:
 def _publisher(run_key: str, generation: int | None) -> str:
     """Who publishes, in the record: all tries of one run of a task are one publisher."""
     return f"{run_key}.{generation or 0}"
+
+
+def _not_visible(handle: JobHandle) -> dict[str, Any]:
+    return {"job_id": handle.job_id, "run_directory": handle.run_directory, "reason": "not_visible"}
 
 
 def _logs(collected: RemoteResult) -> Iterator[tuple[str, str]]:

@@ -400,6 +400,7 @@ def test_a_store_file_that_stays_invisible_is_named(story: Story) -> None:
         story.finish(handle)
     assert str(file) in caught.value.message
     assert caught.value.remedy
+    assert caught.value.details["reason"] == "not_visible"
     assert handle.record_wait <= story.now - begun < handle.record_wait + 10
     assert not (story.cluster.workspace / "aliases/tool.sqsh").is_symlink()
 
