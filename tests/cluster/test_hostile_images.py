@@ -191,4 +191,4 @@ def test_nothing_of_the_host_is_mounted_but_what_the_inspector_needs(box_plain: 
     table = [line.split()[1] for line in report.splitlines() if len(line.split()) == 6 and " 0 0" in line]
     below = {target for target in table if not target.startswith(("/proc", "/dev", "/asi"))}
     assert below <= {"/", "/tmp", "/.lock"}, table
-    assert {"/asi", "/asi/out"} <= set(table)
+    assert "/asi" in table

@@ -55,11 +55,14 @@ def test_without_fuse_the_image_is_unpacked_on_scratch_and_the_log_says_so(box_p
 
 def test_without_user_namespaces_only_generic_works(box_plain: Box, client: Path) -> None:
     sentence = "enroot-nsenter: failed to create user namespace: Permission denied"
-    closed = wrapped(
-        box_plain, "enroot", f'if [[ "$1" == start ]]; then echo "{sentence}" >&2; exit 1; fi; exec {{real}} "$@"'
-    )
+    start = f'if [[ "$1" == start && "$2" != --help ]]; then echo "{sentence}" >&2; exit 1; fi; exec {{real}} "$@"'
+    none = """'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'"""
+    unshare = f'exec {{real}} --user --map-root-user bash -c {none} bash {{real}} "$@"'
+    first, rest = wrapped(box_plain, "unshare", unshare), wrapped(box_plain, "enroot", start)
+    closed = {"path_prepend": [first["path_prepend"][0], *rest["path_prepend"]]}
     task = inspect_task(box_plain, client, **closed)
-    with pytest.raises(JobFailedError, match=f"node {box_plain.node}") as caught:
+    said = f"unavailable on node {box_plain.node} .unshare: unshare failed: No space left on device"
+    with pytest.raises(JobFailedError, match=said) as caught:
         task.run()
     assert caught.value.reason == "no_user_namespaces"
     assert "user.max_user_namespaces" in str(caught.value.remedy)
