@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_without_user_namespaces_only_generic_works(box_plain: Box, client: Path
     none = """'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'"""
     unshare = f'exec {{real}} --user --map-root-user bash -c {none} bash {{real}} "$@"'
     first, rest = wrapped(box_plain, "unshare", unshare), wrapped(box_plain, "enroot", start)
-    closed = {"path_prepend": [first["path_prepend"][0], *rest["path_prepend"]]}
+    closed: dict[str, Any] = {"path_prepend": [first["path_prepend"][0], *rest["path_prepend"]]}
     task = inspect_task(box_plain, client, **closed)
     said = f"unavailable on node {box_plain.node} .unshare: unshare failed: No space left on device"
     with pytest.raises(JobFailedError, match=said) as caught:
