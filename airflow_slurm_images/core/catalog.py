@@ -22,8 +22,10 @@ from airflow_slurm_images.core.requests import OCI_ARCHITECTURES
 
 FileStatus = Literal["file", "missing", "other"]
 
-_VERSION = re.compile(r"(\S+) (\d+) ([01]) (\d+) (file|missing|other) (\d+) (\d+) (-?\d+) (/.*)", re.DOTALL)
-_STORED = re.compile(r"([0-9a-f]{64}) (\d+) (file|missing|other) (\d+) (\d+) (-?\d+) (/.*)", re.DOTALL)
+_N = r"([0-9]{1,18})"
+_FILE = rf"(file|missing|other) {_N} {_N} (-?[0-9]{{1,18}}) (/.*)"
+_VERSION = re.compile(rf"(\S+) {_N} ([01]) {_N} {_FILE}", re.DOTALL)
+_STORED = re.compile(rf"([0-9a-f]{{64}}) {_N} {_FILE}", re.DOTALL)
 
 
 @dataclass(frozen=True)
