@@ -98,7 +98,7 @@ def test_an_incomplete_file_is_caught(box_plain: Box, file: Path) -> None:
 @pytest.mark.parametrize("change", ["replaced", "written to", "removed"])
 def test_a_file_that_changes_during_its_inspection_is_caught(box_plain: Box, base: Tree, change: str) -> None:
     other = squash(base, place(box_plain, "other"))
-    slow = false_python("/bin/sleep 2; echo '{}' > /asi/out/facts.json; exit 0")
+    slow = false_python("/bin/sleep 2; echo '{}' > /asi/facts; exit 0")
     path = squash(changed(base, slow), place(box_plain, "changing"))
     task = inspect_task(box_plain, path, name="changing")
     task.begin()
