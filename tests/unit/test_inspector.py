@@ -13,15 +13,13 @@ from pydantic import TypeAdapter
 
 from airflow_slurm_images.core.inspector_facts import read_inspector_facts
 from airflow_slurm_images.core.records import Inspection
-from tests.unit.trees.interpreters import Interpreter, interpreters, running
+from tests.unit.trees.interpreters import Interpreter
 from tests.unit.trees.prefix import Prefix, client_prefix, metadata
-
-PYTHONS = pytest.mark.parametrize("interpreter", interpreters(), ids=lambda one: one.name)
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Prefix:
-    return client_prefix(tmp_path, running())
+def prefix(tmp_path: Path, interpreter: Interpreter) -> Prefix:
+    return client_prefix(tmp_path, interpreter)
 
 
 def break_distributions(site: Path) -> dict[str, str]:
@@ -58,8 +56,7 @@ def break_distributions(site: Path) -> dict[str, str]:
     }
 
 
-@PYTHONS
-def test_every_kind_of_metadata_under_every_python(tmp_path: Path, interpreter: Interpreter) -> None:
+def test_every_kind_of_metadata(tmp_path: Path, interpreter: Interpreter) -> None:
     prefix = client_prefix(tmp_path, interpreter)
     prefix.add("Zope.Interface_thing", "6.0", base=prefix.site)
     prefix.add("torch", "2.4.0+cu121")
@@ -82,8 +79,7 @@ def test_every_kind_of_metadata_under_every_python(tmp_path: Path, interpreter: 
         assert unreadable[name]["path"] == str(prefix.site / name)
 
 
-@PYTHONS
-def test_interpreter_facts_under_every_python(tmp_path: Path, interpreter: Interpreter) -> None:
+def test_interpreter_facts(tmp_path: Path, interpreter: Interpreter) -> None:
     prefix = client_prefix(tmp_path, interpreter)
     outcome = prefix.inspect()
     inspection = outcome.inspection
@@ -101,7 +97,6 @@ def test_interpreter_facts_under_every_python(tmp_path: Path, interpreter: Inter
     assert outcome.image["warnings"] == []
 
 
-@PYTHONS
 @pytest.mark.parametrize("kind", ["client", "serving"])
 def test_the_value_is_read_strictly_by_the_records(tmp_path: Path, interpreter: Interpreter, kind: str) -> None:
     prefix = client_prefix(tmp_path, interpreter)

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_slurm_images.cluster import inspect_image as inspector
+from airflow_slurm_images.core.inspector_facts import read_inspector_facts
+from tests.unit.trees.interpreters import running
+from tests.unit.trees.prefix import client_prefix
+
+from .fuzzing import twice
 
 HEADERS = st.lists(
     st.tuples(
@@ -31,7 +35,7 @@ def a_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@given(st.one_of(st.binary(max_size=300), HEADERS))
+@twice(60, st.one_of(st.binary(max_size=300), HEADERS))
 def test_metadata_is_a_valid_distribution_or_unreadable(raw: bytes) -> None:
     try:
         found = inspector.parse_metadata(raw, "/info", "/base")
@@ -44,7 +48,8 @@ def test_metadata_is_a_valid_distribution_or_unreadable(raw: bytes) -> None:
     json.dumps(found.as_json(), ensure_ascii=False).encode("utf-8")
 
 
-@given(
+@twice(
+    60,
     st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,30}[A-Za-z0-9])?", fullmatch=True),
     st.from_regex(r"[0-9][0-9a-z.+!]{0,20}", fullmatch=True),
 )
@@ -56,8 +61,7 @@ def test_valid_names_come_out_canonical(name: str, version: str) -> None:
     assert found.version == version
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.one_of(st.binary(max_size=300), st.text('",\n/.vllmbin=', max_size=80).map(str.encode)))
+@twice(60, st.one_of(st.binary(max_size=300), st.text('",\n/.vllmbin=', max_size=80).map(str.encode)))
 def test_any_record_and_entry_points_end_in_a_path_or_nothing(raw: bytes) -> None:
     with a_directory() as base:
         info = base / "vllm-1.0.dist-info"
@@ -73,7 +77,7 @@ def test_any_record_and_entry_points_end_in_a_path_or_nothing(raw: bytes) -> Non
         inspector.note_editable(distribution, inspector.Notes())
 
 
-@given(st.lists(st.tuples(st.text('abc/," ', min_size=1, max_size=12), st.text("abc=", max_size=8))))
+@twice(60, st.lists(st.tuples(st.text('abc/," ', min_size=1, max_size=12), st.text("abc=", max_size=8))))
 def test_record_lines_are_read_as_csv_wrote_them(rows: list[tuple[str, str]]) -> None:
     import csv
 
@@ -83,15 +87,37 @@ def test_record_lines_are_read_as_csv_wrote_them(rows: list[tuple[str, str]]) ->
         assert list(inspector.recorded_files(str(info), "RECORD")) == rows
 
 
-@given(st.lists(st.text("0123456789.abrcdevpost+-", max_size=12)))
+@twice(60, st.lists(st.text("0123456789.abrcdevpost+-", max_size=12)))
 def test_any_versions_can_be_ordered(versions: list[str]) -> None:
     keys = [inspector.version_key(version) for version in versions]
     assert sorted(keys) == sorted(keys, reverse=True)[::-1]
 
 
-@given(st.text(st.characters(exclude_categories=())))
+@twice(60, st.text(st.characters(exclude_categories=())))
 def test_clipped_text_is_one_short_line_of_valid_unicode(text: str) -> None:
     clipped = inspector.clip(text, 40)
     clipped.encode("utf-8")
     assert clipped.isprintable()
     assert len(clipped) <= 43
+
+
+LINES = st.sampled_from(
+    [
+        *("home = /usr/bin", "home = /nonexistent", "home=", "home", "= x", "HOME = /x", "home = /usr/bin\0"),
+        *("include-system-site-packages = true", "include-system-site-packages = \udcff", "version = 3.99", "x" * 3000),
+        *("executable = /bin/false", "base-prefix = /", "\x1b[2J", "[section]", "# comment"),
+    ]
+)
+
+
+@twice(4, st.lists(LINES, max_size=4))
+def test_whatever_stands_in_pyvenv_cfg_gives_facts_or_a_reason(lines: list[str]) -> None:
+    with a_directory() as place:
+        prefix = client_prefix(place, running())
+        (prefix.root / "pyvenv.cfg").write_text("\n".join(lines), errors="surrogateescape")
+        outcome = prefix.inspect()
+        if outcome.status == 0:
+            read_inspector_facts(prefix.output.read_bytes(), "client")
+        else:  # without a home it is another environment; the interpreter itself may refuse the file
+            assert outcome.facts == {}
+            assert outcome.stderr

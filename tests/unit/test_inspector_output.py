@@ -16,13 +16,13 @@ from types import ModuleType
 import pytest
 
 from airflow_slurm_images.cluster import inspect_image
-from tests.unit.trees.interpreters import running
+from tests.unit.trees.interpreters import Interpreter
 from tests.unit.trees.prefix import Prefix, client_prefix, metadata
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Prefix:
-    return client_prefix(tmp_path, running())
+def prefix(tmp_path: Path, interpreter: Interpreter) -> Prefix:
+    return client_prefix(tmp_path, interpreter)
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.trees.interpreters import Interpreter, interpreters, running
+from tests.unit.trees.interpreters import Interpreter
 from tests.unit.trees.prefix import Prefix, client_prefix, make_executable, metadata, script_text
 
-PYTHONS = pytest.mark.parametrize("interpreter", interpreters(), ids=lambda one: one.name)
 VLLM_MODULE = "vllm.cli"
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Prefix:
-    prefix = Prefix.make(tmp_path, running())
+def prefix(tmp_path: Path, interpreter: Interpreter) -> Prefix:
+    prefix = Prefix.make(tmp_path, interpreter)
     prefix.environment["PATH"] = str(prefix.root / "bin")
     return prefix
 
@@ -26,7 +25,6 @@ def resolved(path: Path) -> str:
     return str(path.resolve())
 
 
-@PYTHONS
 def test_a_foreign_vllm_on_path_is_reported_and_not_used(tmp_path: Path, interpreter: Interpreter) -> None:
     prefix = Prefix.make(tmp_path, interpreter)
     prefix.add("vllm", "0.33.0+cu129", scripts=("vllm",))
@@ -218,8 +216,8 @@ def test_pip3_is_taken_where_there_is_no_pip(prefix: Prefix) -> None:
     assert outcome.image["installer"] == "pip"
 
 
-def test_a_distribution_s_pip_without_record_is_found_beside_it(tmp_path: Path) -> None:
-    prefix = client_prefix(tmp_path, running())
+def test_a_distribution_s_pip_without_record_is_found_beside_it(tmp_path: Path, interpreter: Interpreter) -> None:
+    prefix = client_prefix(tmp_path, interpreter)
     (prefix.site / "pip-24.0.dist-info" / "RECORD").unlink()
     (prefix.site / "pip-24.0.dist-info" / "entry_points.txt").write_text(
         "[console_scripts]\npip = pip._internal.cli.main:main\n"
