@@ -29,11 +29,14 @@ from benchmarks import machine, results
 from benchmarks.timed_box import TimedBox, timed_box
 from tests.cluster import images
 from tests.cluster.conftest import enroot_on_this_machine
+from tests.cluster.polling import wait_until
 from tests.faults import worker
 
 AIRFLOW_ALONE = "import airflow.sdk, airflow.providers.ssh.hooks.ssh"
 WITH_OPERATOR = f"{AIRFLOW_ALONE}, airflow_slurm_images.operators.images"
 INTERVAL = 5.0
+OPENED = "Accepted publickey"
+CLOSED = re.compile(r"Transferred: sent (\d+), received (\d+) bytes")
 
 
 class Counter:
@@ -43,15 +46,20 @@ class Counter:
         self._log, self._read = log, len(log.read_text(errors="replace"))
 
     def since(self) -> dict[str, int]:
-        text = self._log.read_text(errors="replace")
-        lines, self._read = text[self._read :], len(text)
-        sent = re.findall(r"Transferred: sent (\d+), received (\d+) bytes", lines)
+        # The bytes of a connection are told at its end, a moment after the client is gone.
+        wait_until(lambda: self._lines().count(OPENED) == len(CLOSED.findall(self._lines())), 30)
+        lines = self._lines()
+        self._read += len(lines)
+        sent = CLOSED.findall(lines)
         return {
-            "connections": lines.count("Accepted publickey"),
+            "connections": lines.count(OPENED),
             "commands": lines.count("Starting session: command"),
             "bytes_to_cluster": sum(int(received) for _, received in sent),
             "bytes_from_cluster": sum(int(given) for given, _ in sent),
         }
+
+    def _lines(self) -> str:
+        return self._log.read_text(errors="replace")[self._read :]
 
 
 def step(what: str, files: Path, box_environment: Mapping[str, str], **more: Any) -> tuple[dict[str, Any], Any]:
