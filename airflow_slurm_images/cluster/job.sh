@@ -212,6 +212,8 @@ asi::load_companions() {
     source "${ASI_ATTEMPT_DIR}/store.sh"
     # shellcheck source=enroot.sh
     source "${ASI_ATTEMPT_DIR}/enroot.sh"
+    # shellcheck source=inspect.sh
+    source "${ASI_ATTEMPT_DIR}/inspect.sh"
     # shellcheck source=login.sh
     source "${ASI_ATTEMPT_DIR}/login.sh"
     # shellcheck source=registry.sh

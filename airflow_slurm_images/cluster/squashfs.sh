@@ -101,24 +101,38 @@ asi::read_listing() {
     ' > "$1"
 }
 
-# asi::pick_hash_tool - the fastest present: OpenSSL uses the processor's SHA instructions, older coreutils do not.
+readonly ASI_PYTHON_SHA256='
+import _hashlib, sys
+digest = _hashlib.openssl_sha256()
+for part in iter(lambda: sys.stdin.buffer.read(1 << 20), b""):
+    digest.update(part)
+print(digest.hexdigest())
+'
+
+# asi::pick_hash_tool - the fastest present: OpenSSL uses the processor's SHA instructions, and coreutils where they are
+# built with it, and Python.
 asi::pick_hash_tool() {
-    if command -v openssl > /dev/null && openssl dgst -sha256 -r < /dev/null > /dev/null 2>&1; then
-        ASI_HASH_TOOL=openssl
-    else
-        ASI_HASH_TOOL=sha256sum
-    fi
-    asi::log "hashing with ${ASI_HASH_TOOL}"
+    for ASI_HASH_TOOL in openssl sha256sum python3; do
+        if [[ "${ASI_HASH_TOOL}" == sha256sum ]] && ! grep -q libcrypto -- "$(command -v sha256sum)"; then
+            continue
+        fi
+        if asi::sha256 < /dev/null > /dev/null 2>&1; then
+            asi::log "hashing with ${ASI_HASH_TOOL}"
+            return 0
+        fi
+    done
+    ASI_HASH_TOOL=sha256sum
+    asi::log 'hashing with sha256sum, which is slow; OpenSSL or a Python built with it are faster'
 }
 
 # asi::sha256 - hex SHA-256 of standard input.
 asi::sha256() {
     local line=''
-    if [[ "${ASI_HASH_TOOL}" == openssl ]]; then
-        line="$(openssl dgst -sha256 -r)"
-    else
-        line="$(sha256sum)"
-    fi
+    case "${ASI_HASH_TOOL}" in
+        openssl) line="$(openssl dgst -sha256 -r)" ;;
+        python3) line="$(python3 -I -c "${ASI_PYTHON_SHA256}")" ;;
+        *) line="$(sha256sum)" ;;
+    esac
     line="${line%% *}"
     [[ "${line}" =~ ^[0-9a-f]{64}$ ]] || return 1
     printf '%s\n' "${line}"

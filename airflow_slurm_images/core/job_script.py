@@ -108,6 +108,7 @@ def job_variables(plan: LifecyclePlan, package_sha256: str) -> dict[str, str]:
         "ASI_CACHE": plan.cache_directory,
         "ASI_PACKAGE_SHA256": package_sha256,
         "ASI_CPUS": str(profile.cpus_per_task),
+        "ASI_MEMORY_MIB": str(batch.memory_mebibytes(profile.memory)),
         # Slurm's own limit comes first and says so; this one is for sites that do not enforce theirs.
         "ASI_IMPORT_TIMEOUT": str(batch.time_limit_seconds(profile.time_limit) + 300),
         "ASI_INSPECT_TIMEOUT": str(profile.inspect_timeout),

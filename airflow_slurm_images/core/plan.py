@@ -32,6 +32,7 @@ PACKAGE_FILES = (
     "locks.sh",
     "store.sh",
     "enroot.sh",
+    "inspect.sh",
     "login.sh",
     "registry.sh",
     "manifest.sh",

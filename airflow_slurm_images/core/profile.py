@@ -75,7 +75,7 @@ class ClusterProfile(BaseModel):
     cluster: ClusterName | None = Field(None, description="Cluster of a federation (-M); needs slurmdbd.")
     squash_options: SquashOptions = Field(
         "-comp zstd -Xcompression-level 1 -noD",
-        description="mksquashfs options of the import; -exit-on-error is always added.",
+        description="mksquashfs options of the import; -exit-on-error is always added, -mem where it is missing.",
     )
     layer_cache: bool = Field(True, description="Keep the layers of imports, so that a refresh loads only new ones.")
     group: GroupName | None = Field(None, description="Unix group that shares the store and the aliases.")

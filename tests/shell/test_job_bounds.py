@@ -243,9 +243,8 @@ def test_a_batch_shell_killed_alone_leaves_nothing_for_longer_than_five_seconds(
 
 
 def test_a_batch_shell_killed_while_it_hashes_leaves_nothing_either(cluster: LocalCluster) -> None:
-    cluster.slurm.tool(
-        "openssl", '[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || { touch "${0%/*}/hashing"; sleep 1000; }'
-    )
+    hang = '[[ "$(readlink /proc/self/fd/0)" == /dev/null ]] || { touch "${0%/*}/hashing"; sleep 1000; }'
+    cluster.slurm.tool("openssl", f"{hang}\nexec sha256sum")
     _, job_id = cluster.place(import_request())
     process = cluster.slurm.start(job_id)
     until((cluster.slurm.enroot / "hashing").exists)

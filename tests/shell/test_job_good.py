@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import stat
 from pathlib import Path
 
@@ -22,7 +23,8 @@ SLURM = {
 }
 IMPORT = {
     *("ENROOT_RUNTIME_PATH", "ENROOT_DATA_PATH", "ENROOT_TEMP_PATH", "ENROOT_CACHE_PATH"),
-    *("ENROOT_SQUASH_OPTIONS", "ENROOT_MAX_PROCESSORS", "ENROOT_ALLOW_HTTP", "PARALLEL_HOME"),
+    *("ENROOT_SQUASH_OPTIONS", "ENROOT_MAX_PROCESSORS", "ENROOT_MAX_CONNECTIONS", "ENROOT_TRANSFER_RETRIES"),
+    *("ENROOT_ALLOW_HTTP", "PARALLEL_HOME"),
 }
 
 
@@ -111,7 +113,7 @@ def test_enroot_gets_the_allocations_cpus_and_squash_options_that_fail_on_errors
     cluster.run(import_request())
     environment = cluster.slurm.enroot_environment("import")
     assert environment["ENROOT_MAX_PROCESSORS"] == "4"
-    assert environment["ENROOT_SQUASH_OPTIONS"] == "-comp zstd -Xcompression-level 1 -noD -exit-on-error"
+    assert environment["ENROOT_SQUASH_OPTIONS"] == "-mem 4096M -comp zstd -Xcompression-level 1 -noD -exit-on-error"
     assert environment["ENROOT_ALLOW_HTTP"] == "no"
     (call,) = cluster.slurm.enroot_calls("import")
     assert call.endswith("docker://reg.example#acme/tool:sha256:" + "a" * 64)
@@ -138,8 +140,40 @@ def test_the_profile_reaches_slurm_and_the_job(cluster: LocalCluster) -> None:
     environment = cluster.slurm.enroot_environment("import")
     assert environment["https_proxy"] == "http://proxy.example:3128"
     assert environment["ENROOT_MAX_PROCESSORS"] == "8"
-    assert environment["ENROOT_SQUASH_OPTIONS"] == "-comp lzo -exit-on-error"
+    assert environment["ENROOT_MAX_CONNECTIONS"] == "10"
+    assert environment["ENROOT_TRANSFER_RETRIES"] == "3"
+    assert environment["ENROOT_SQUASH_OPTIONS"] == "-mem 8192M -comp lzo -exit-on-error"
     assert environment["ENROOT_ALLOW_HTTP"] == "yes"
+
+
+def test_the_site_s_own_transfer_settings_win(cluster: LocalCluster) -> None:
+    wanted = {"ENROOT_MAX_CONNECTIONS": "1", "ENROOT_TRANSFER_RETRIES": "0"}
+    cluster.profile |= {"environment": wanted, "memory": "300M", "cpus_per_task": "2"}
+    cluster.hook = cluster.new_hook()
+    assert cluster.run(import_request()).status == 0
+    environment = cluster.slurm.enroot_environment("import")
+    assert {name: environment[name] for name in wanted} == wanted
+    assert environment["ENROOT_SQUASH_OPTIONS"].startswith("-mem 128M ")
+
+
+HASH_TOOLS = {
+    "openssl": {},
+    "sha256sum": {"openssl": "exit 1", "sha256sum": 'exec {real} "$@" # libcrypto.so.3'},
+    "python3": {"openssl": "exit 1"},
+    "sha256sum alone": {"openssl": "echo no digest", "python3": "exit 1"},
+}
+
+
+@pytest.mark.parametrize("tool", HASH_TOOLS)
+def test_the_fastest_hash_tool_there_is_hashes_and_is_named(cluster: LocalCluster, tool: str) -> None:
+    for name, script in HASH_TOOLS[tool].items():
+        cluster.slurm.tool(name, script.format(real=shutil.which(name)))
+    done = cluster.run(import_request())
+    assert done.status == 0, done.output
+    assert done.record.hash_tool == tool.split()[0]
+    assert f"hashing with {done.record.hash_tool}" in done.output
+    assert done.record.sqsh is not None
+    assert done.record.sqsh.sha256 == hashlib.sha256(image("plain").read_bytes()).hexdigest()
 
 
 def test_a_cuda_image_is_started_without_devices(cluster: LocalCluster) -> None:

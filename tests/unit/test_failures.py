@@ -45,6 +45,7 @@ def test_every_exit_of_the_scripts_is_in_the_table() -> None:
         "squashfs.sh",
         "store.sh",
         "enroot.sh",
+        "inspect.sh",
         "login.sh",
         "registry.sh",
         "manifest.sh",
