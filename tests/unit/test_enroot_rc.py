@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trees.interpreters import running
-from tests.unit.trees.prefix import ENROOT_RC, INSPECTOR, Prefix, make_executable
+from tests.unit.trees.prefix import INSPECTOR, Prefix, make_executable
 from tests.unit.trees.shells import NOBODY, FakeImage, shells
 
 
@@ -361,10 +361,3 @@ def test_a_real_python_is_found_and_the_facts_are_written(image: FakeImage, tmp_
     facts = json.loads((image.root / "asi" / "facts").read_text())
     assert facts["image"]["python_executable"] == f"{image.root}/opt/venv/bin/python3"
     assert facts["inspection"]["executable_path"] == str((prefix.root / "bin" / "vllm").resolve())
-
-
-def test_the_script_passes_shellcheck() -> None:
-    shellcheck = shutil.which("shellcheck")
-    assert shellcheck is not None, "shellcheck belongs to the lint group"
-    done = subprocess.run([shellcheck, "-s", "sh", str(ENROOT_RC)], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
