@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks import results
 from benchmarks.report import jobs
@@ -74,6 +75,7 @@ def draw(
     axes.set(title=title, xscale="log", yscale="log", xlabel="size of the file, GB", ylabel="seconds")
     axes.set_xticks(across, [f"{value:.2g}" for value in across])
     axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(color="#e4e4e4")
     axes.legend(fontsize=8, frameon=False)
