@@ -194,5 +194,5 @@ def test_a_job_that_left_no_trace_is_unknown_and_the_retry_starts_anew(
     assert outcome.error == "JobStateUnknownError", outcome
     assert outcome.retryable
     scene.release()
-    scene.assert_published(scene.run())
+    scene.assert_published_by_record(scene.run())
     assert len(scene.imports()) == 2
