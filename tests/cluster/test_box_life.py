@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,8 +136,10 @@ def test_a_failed_start_shows_the_log_and_leaves_nothing() -> None:
     assert str(caught.value).startswith("slurmctld ended")
 
 
-def test_a_root_that_users_cannot_enter_is_refused(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    with pytest.raises(BoxError, match="cannot enter"), Box(closed / "box", accounting=False):
+def test_a_root_that_users_cannot_enter_is_refused() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="asi-closed-") as closed,
+        pytest.raises(BoxError, match="cannot enter"),
+        Box(Path(closed) / "box", accounting=False),
+    ):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -52,7 +53,8 @@ class Running:
         """Take away what a test has shown to be left."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and _session(entry) == self.process.pid:
-                os.kill(int(entry.name), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(entry.name), signal.SIGKILL)
         assert self.ends()
 
 
