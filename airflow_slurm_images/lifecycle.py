@@ -222,6 +222,14 @@ class Lifecycle:
                 raise self.failed(handle.model_copy(update={"job_id": watch.job_id}), verdict, watch.record)
             self._sleep(watch.delay(interval, random.random()))  # noqa: S311 - jitter
 
+    def is_done(self, handle: JobHandle) -> bool:
+        """Whether the job's good end can be seen already, so that nothing has to wait; a doubt is a no."""
+        try:
+            (seen,) = self._cluster.observe([self.watch(handle, Limits(), "none").request(0)], handle.cluster)
+        except ClusterUnavailableError:
+            return False
+        return seen.record is not None and seen.record.exit_status == 0
+
     def watch(self, handle: JobHandle, limits: Limits, stream: str, *, resume: bool = False) -> JobWatch:
         """A new watch by this lifecycle's clock; ``resume`` goes on in the output where ``stream`` was left."""
         return JobWatch(handle, limits, self._clock(), stream=stream, resume=resume)

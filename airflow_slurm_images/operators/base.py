@@ -106,7 +106,8 @@ class ImageJobOperator(BaseOperator):
                     return self._ended(context, handle)
                 if not self.wait_for_completion:
                     return handle.model_dump(mode="json")
-                if self.deferrable:
+                # Not for a job that has ended: a task that goes on at once after its deferral may be taken for dead.
+                if self.deferrable and not lifecycle.is_done(handle):
                     self._defer(context, handle, limits, interval, task_try)
                 lifecycle.wait(handle, limits, interval, task_try.stream)
                 return self._ended(context, lifecycle.finish(handle))

@@ -82,7 +82,7 @@ class SlurmJobSensor(BaseSensorOperator):
             job = mapping("job", self.job)
             if "sqsh" in job:
                 return job  # the image was unchanged: no job was submitted, this is its record
-            if self.deferrable:
+            if self.deferrable and not self._is_done():
                 self._defer(context)
             self._be_ready(self._handle())
         try:
@@ -98,6 +98,15 @@ class SlurmJobSensor(BaseSensorOperator):
         return finished.record.model_dump(mode="json")
 
     # --- in this process
+
+    def _is_done(self) -> bool:
+        """Whether the job has ended: Airflow may take a task that goes on at once after its deferral for dead."""
+        handle = self._handle()
+        hook = self._hook(handle, connect_attempts=1)
+        try:
+            return Lifecycle(hook, self.log).is_done(handle)
+        finally:
+            hook.close()
 
     def poke(self, context: Any) -> PokeReturnValue:
         """One look at the job."""

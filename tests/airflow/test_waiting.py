@@ -6,15 +6,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import TaskDeferred
 from airflow.sdk import DAG
 
 from airflow_slurm_images.operators.images import OciImportOperator
 from airflow_slurm_images.sensors.images import SlurmJobSensor
-from tests.airflow.contexts import handle
+from tests.airflow.contexts import handle, task_context
 from tests.airflow.dag_runs import DagRunner
 from tests.cluster.box import Box
+from tests.cluster.polling import wait_until
 
 PROXY = """\
 import os, socket, sys, threading
@@ -62,6 +65,26 @@ def test_a_connection_through_a_proxy_command_serves_a_deferred_task_from_begin_
     assert run.states() == {"task": "success"}, run.log
     assert run.record()["name"] == "proxied"
     assert len(proxied.read_text().splitlines()) == 3  # of the task, of its trigger, of the task that publishes
+
+
+def importer(images: dict[str, str], **options: Any) -> OciImportOperator:
+    return OciImportOperator(
+        task_id="task", image=images["static"], name="quick", kind="generic", if_present="reimport", **options
+    )
+
+
+def test_what_has_ended_already_is_not_waited_for_in_the_triggerer(box: Box, images: dict[str, str]) -> None:
+    """Airflow takes a task that goes on at once after its deferral for dead, now and then."""
+    submitting = task_context(run_id="ended")
+    job = importer(images, wait_for_completion=False).execute(submitting)
+    with pytest.raises(TaskDeferred):
+        SlurmJobSensor(task_id="s", job={**job, "token": 32 * "0"}, deferrable=True).execute(task_context())
+    record = Path(job["run_directory"], "completion.json")
+    assert wait_until(record.exists, 60)
+    sensor = SlurmJobSensor(task_id="s", job=job, deferrable=True)
+    assert sensor.execute(task_context())["name"] == "quick"
+    retry = task_context(run_id="ended", try_number=2, max_tries=1)
+    assert importer(images, deferrable=True, retries=1).execute(retry)["job"]["job_id"] == job["job_id"]
 
 
 @pytest.mark.parametrize("default", [True, False])
