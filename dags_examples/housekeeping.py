@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every night: tidy the workspace of the connection ``slurm_default``; every image is hashed again.
 
-The trigger form offers a rehearsal (``dry_run``), which lists what would go and removes nothing.
+The trigger form offers a rehearsal (``dry_run``), which lists what would go and removes nothing; the images are
+hashed all the same.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ with DAG(
     schedule="@daily",
     start_date=datetime(2026, 1, 1),
     catchup=False,
-    tags=["slurm-images"],
+    tags=["slurm", "images", "example"],
     params={
         "dry_run": Param(False, type="boolean", title="Only tell", description="List what would go, remove nothing."),
         "keep_last": Param(3, type="integer", minimum=1, title="Versions of each alias to keep"),
     },
     doc_md=__doc__,
 ) as dag:
-    # [start howto_prune]
     prune = ImagePruneOperator(
         task_id="prune",
         keep_last="{{ params.keep_last }}",
@@ -35,7 +35,6 @@ with DAG(
         max_cache="200G",
         dry_run="{{ params.dry_run }}",
     )
-    # [end howto_prune]
 
     @task
     def list_images() -> list[str]:
@@ -46,8 +45,6 @@ with DAG(
         finally:
             hook.close()
 
-    # [start howto_verify]
     verify = ImageVerifyOperator.partial(task_id="verify", max_active_tis_per_dagrun=2).expand(name=list_images())
-    # [end howto_verify]
 
     prune >> verify

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import paramiko
-from airflow.providers.common.compat.sdk import Connection
+from airflow.providers.common.compat.sdk import AirflowException, Connection
 from airflow.providers.ssh.hooks.ssh import SSHHook
 
 from airflow_slurm_images.core import catalog, job_script, observation, remote, run_state
@@ -54,7 +54,7 @@ class SlurmHook(SSHHook):
 
     All of Airflow that a hook needs it asks for while it is made; a verb never calls the SDK, so it may run in a thread
     or a signal handler. A profile that is not valid is told when it is used; an extra that is no JSON at once, by
-    InvalidRequestError.
+    InvalidRequestError, and so are a key, host or number that SSH cannot use, by ClusterAccessError.
     """
 
     conn_name_attr = "slurm_conn_id"
@@ -75,7 +75,10 @@ class SlurmHook(SSHHook):
         self._connection = connection
         self._connect_attempts = connect_attempts
         extra = _extra(self.connection)
-        super().__init__(ssh_conn_id=slurm_conn_id, **{"conn_retry_attempts": 1, **ssh_options})
+        try:
+            super().__init__(ssh_conn_id=slurm_conn_id, **{"conn_retry_attempts": 1, **ssh_options})
+        except (AirflowException, paramiko.SSHException, ValueError) as err:  # a field that it cannot read
+            raise ssh_exchange.unusable_connection(slurm_conn_id, err) from err
         if not {*extra, *ssh_options} & {"no_host_key_check", "ignore_hostkey_verification"}:
             self.no_host_key_check = False  # before its release 7.0 the SSH provider trusts whoever answers
         self.conn_timeout = self.conn_timeout or CONNECT_TIMEOUT

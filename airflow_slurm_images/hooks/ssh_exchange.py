@@ -40,6 +40,16 @@ class ClusterAccessError(ClusterUnavailableError):
     retryable = False
 
 
+def unusable_connection(conn_id: str, err: Exception) -> ClusterAccessError:
+    """The error of a connection whose fields the SSH provider cannot read."""
+    return ClusterAccessError(
+        f"The connection {conn_id!r} cannot be used: {' '.join(str(err).split())[:300] or type(err).__name__}",
+        remedy="Check its fields: host is the login node; 'host_key' is the last two words of a line of ssh-keyscan "
+        "(ssh-ed25519 AAAA..., no host name before them); 'private_key' is a whole key in OpenSSH's or PEM format; "
+        "port and timeouts are numbers.",
+    )
+
+
 def connect(open_client: Callable[[], paramiko.SSHClient], where: str, attempts: int = 4) -> paramiko.SSHClient:
     """Open a connection, again after errors that pass (refused, reset, no banner), at once after those that do not.
 

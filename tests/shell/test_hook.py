@@ -16,6 +16,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow_slurm_images.core.errors import InvalidRequestError
 from airflow_slurm_images.core.observation import Watch
 from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.hooks.ssh_exchange import ClusterAccessError
 from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
 from tests.unit import records
 
@@ -108,3 +109,22 @@ def test_an_unknown_host_is_trusted_only_where_the_connection_says_so(
 
     monkeypatch.setattr(SSHHook, "__init__", before_7)
     assert SlurmHook("lab", connection=connection(extra)).no_host_key_check is trusting
+
+
+@pytest.mark.parametrize(
+    ("host", "extra"),
+    [
+        ("login.example", {"host_key": "ssh-ed25519 AAAA..."}),
+        ("login.example", {"host_key": "login.example ssh-ed25519 AAAA"}),
+        ("login.example", {"host_key": "foo"}),
+        ("login.example", {"private_key": "garbage"}),
+        ("login.example", {"conn_timeout": "soon"}),
+        (None, {}),
+    ],
+)
+def test_a_connection_that_ssh_cannot_use_is_told_with_its_remedy(host: str | None, extra: dict[str, str]) -> None:
+    given = Connection(conn_id="lab", conn_type="slurm_ssh", host=host, login="ann", extra=json.dumps(extra))
+    with pytest.raises(ClusterAccessError, match="The connection 'lab' cannot be used: ") as caught:
+        SlurmHook("lab", connection=given)
+    assert not caught.value.retryable
+    assert "host_key" in (caught.value.remedy or "")
