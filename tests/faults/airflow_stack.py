@@ -221,6 +221,11 @@ class TaskRun:
 
         return wait_until(there, timeout, 0.3)
 
+    def is_over(self) -> bool:
+        """Whether the DAG run has ended, which is some time after its last task."""
+        run = self.stack.get(f"dags/{self.dag_id}/dagRuns/{self.run_id}")
+        return run["state"] in ("success", "failed")
+
     def mark(self, state: str) -> None:
         self.stack.call("PATCH", self.path, {"new_state": state})
 
