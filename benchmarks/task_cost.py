@@ -36,7 +36,7 @@ AIRFLOW_ALONE = "import airflow.sdk, airflow.providers.ssh.hooks.ssh"
 WITH_OPERATOR = f"{AIRFLOW_ALONE}, airflow_slurm_images.operators.images"
 INTERVAL = 5.0
 OPENED = "Accepted publickey"
-CLOSED = re.compile(r"Transferred: sent (\d+), received (\d+) bytes")
+CLOSED = re.compile(r"Transferred: sent ([1-9]\d*), received (\d+) bytes")
 
 
 class Counter:
@@ -45,17 +45,17 @@ class Counter:
     def __init__(self, log: Path) -> None:
         self._log, self._read = log, len(log.read_text(errors="replace"))
 
-    def since(self) -> dict[str, int]:
-        # The bytes of a connection are told at its end, a moment after the client is gone.
-        wait_until(lambda: self._lines().count(OPENED) == len(CLOSED.findall(self._lines())), 30)
+    def since(self) -> dict[str, int | None]:
+        # The bytes of a connection are told at its end, a moment after the client is gone, and not when it was reset.
+        told = wait_until(lambda: self._lines().count(OPENED) == len(CLOSED.findall(self._lines())), 3)
         lines = self._lines()
         self._read += len(lines)
         sent = CLOSED.findall(lines)
         return {
             "connections": lines.count(OPENED),
             "commands": lines.count("Starting session: command"),
-            "bytes_to_cluster": sum(int(received) for _, received in sent),
-            "bytes_from_cluster": sum(int(given) for given, _ in sent),
+            "bytes_to_cluster": sum(int(received) for _, received in sent) if told else None,
+            "bytes_from_cluster": sum(int(given) for given, _ in sent) if told else None,
         }
 
     def _lines(self) -> str:
