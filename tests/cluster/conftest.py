@@ -74,3 +74,15 @@ def images(any_box: Box, push_images: Callable[[Box], dict[str, str]]) -> dict[s
     """Pinned references (`registry/repository:tag@sha256:...`) of the images in the registry of `any_box`."""
     digests = push_images(any_box)
     return {name: f"{any_box.registry}/images/{name}:latest@{digest}" for name, digest in digests.items()}
+
+
+@pytest.fixture
+def home(box_plain: Box) -> Iterator[Path]:
+    """The user's home, full of what must not be touched; compared when the test is over."""
+    # Not above: it brings Airflow along, and who else reads this file settles Airflow's configuration first.
+    from .remains import private_home, snapshot
+
+    with private_home(box_plain) as directory:
+        before = snapshot(directory)
+        yield directory
+        assert snapshot(directory) == before

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from airflow_slurm_images.core.records import ClientInspection, ImageRecord
 from .box import Box
 from .image_recipes import CLIENT_DISTRIBUTIONS
 from .oci import Tree
-from .remains import left_by, private_home, snapshot
+from .remains import left_by
 from .sqsh import changed, place, squash, tree_of
 from .works import inspect_task, sha256
 
@@ -42,14 +41,6 @@ if "/asi/inspect_image.py" in " ".join(getattr(sys, "orig_argv", [])):
         facts.write({json.dumps(FORGED)!r})
     os._exit(0)
 """
-
-
-@pytest.fixture
-def home(box_plain: Box) -> Iterator[Path]:
-    with private_home(box_plain) as directory:
-        before = snapshot(directory)
-        yield directory
-        assert snapshot(directory) == before
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,11 @@ from airflow_slurm_images.core.errors import JobFailedError, UnsafeImageError
 
 from .box import Box
 from .oci import Tree
-from .remains import left_by, private_home, snapshot
+from .remains import left_by
 from .sqsh import changed, false_python, place, squash, tree_of
 from .works import Task, inspect_task, outcomes, reasons
 
 HOME = f"/home/{Box.user}"
-
-
-@pytest.fixture
-def home(box_plain: Box) -> Iterator[Path]:
-    """The user's home, full of what must not be touched; compared when the test is over."""
-    with private_home(box_plain) as directory:
-        before = snapshot(directory)
-        yield directory
-        assert snapshot(directory) == before
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from airflow_slurm_images.core.errors import JobFailedError, UnsafeImageError
 
 from .box import Box
 from .oci import Tree
-from .remains import left_by, private_home, snapshot
+from .remains import left_by
 from .sqsh import OddConfig, changed, false_python, push, tree_of
 from .works import import_task, outcomes
 
@@ -20,14 +19,6 @@ HOME = f"/home/{Box.user}"
 WITNESS = "the image ran"
 REPORT = f"echo '{WITNESS}'; cat /proc/mounts; cat /stolen*/precious /vol/precious; echo x > /stolen/precious; exit 3"
 COMMAND = f"$(touch {HOME}/made)`touch {HOME}/made`;touch {HOME}/made\n touch {HOME}/made\n"
-
-
-@pytest.fixture
-def home(box_plain: Box) -> Iterator[Path]:
-    with private_home(box_plain) as directory:
-        before = snapshot(directory)
-        yield directory
-        assert snapshot(directory) == before
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from airflow_slurm_images.core.errors import JobFailedError
 
 from .box import Box
 from .oci import Tree
-from .remains import left_by, private_home, snapshot
+from .remains import left_by
 from .sqsh import changed, false_python, place, squash, tree_of
 from .works import Task, inspect_task, outcomes, reasons, sha256
 
@@ -36,14 +35,6 @@ FACTS = {
     },
     "image": {},
 }
-
-
-@pytest.fixture
-def home(box_plain: Box) -> Iterator[Path]:
-    with private_home(box_plain) as directory:
-        before = snapshot(directory)
-        yield directory
-        assert snapshot(directory) == before
 
 
 @pytest.fixture(scope="module")
