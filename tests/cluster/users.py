@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import grp
 import pwd
 import subprocess
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ OTHER_USER = "asiother"
 def ensure_users() -> None:
     """Create the group and both users if they are missing; safe when several boxes start at once."""
     with _account_lock():
+        # What is right already is not written again: other boxes read these files meanwhile.
         subprocess.run(["groupadd", "--force", GROUP], check=True)
         for user in (USER, OTHER_USER):
             if not _exists(user):
                 subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", user], check=True)
-            # "*" is no password at all, while the usual "!" locks the account, for sshd too.
-            subprocess.run(["usermod", "--append", "--groups", GROUP, "--password", "*", user], check=True)
+            if user not in grp.getgrnam(GROUP).gr_mem:
+                # "*" is no password at all, while the usual "!" locks the account, for sshd too.
+                subprocess.run(["usermod", "--append", "--groups", GROUP, "--password", "*", user], check=True)
 
 
 def _exists(user: str) -> bool:
