@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The batch job: verify, claim, check the manifest, import or locate, check, hash, examine, inspect, store, record.
+# The batch job: verify, claim, check the manifest, import or locate, check, examine, hash, inspect, store, record.
 #
 # Appended byte for byte to a block of quoted ASI_* constants. Read from top to bottom; the verbs are in the
 # companion files, which are sourced only after their checksums were compared. Every exit leaves
@@ -179,9 +179,10 @@ asi::finish() {
     trap '' TERM INT HUP
     set +e
     if [[ -n "${ASI_LOADED}" && -z "${ASI_SUPERSEDED}" ]]; then # what a superseded job finds belongs to another one
-        asi::stop_child
+        asi::stop_children
         asi::explain_disk "${status}" || status=$?
         asi::unlock_all
+        asi::drop_partial
         asi::forget_credentials
         asi::harvest_cache
         asi::clean_scratch
@@ -248,14 +249,20 @@ asi::main() {
         asi::locate
     fi
     asi::phase check
+    asi::begin_hash
     asi::check_squashfs "${ASI_WORK}"
-    asi::phase hash
-    asi::hash_once
-    asi::check_existing
     asi::phase examine
-    asi::in_background asi::read_static_facts || asi::fail "${E_INTERNAL}" "the image's description was not read to its end"
+    if ! asi::in_background asi::read_static_facts; then
+        asi::compare_identity
+        asi::fail "${E_INTERNAL}" "the image's description was not read to its end"
+    fi
     if [[ "${ASI_KIND}" != generic ]]; then
         asi::refuse_unsafe
+    fi
+    asi::phase hash
+    asi::end_hash
+    asi::check_existing
+    if [[ "${ASI_KIND}" != generic ]]; then
         asi::phase inspect
         asi::inspect "${ASI_WORK}"
     fi

@@ -6,6 +6,7 @@
 readonly ASI_OUTPUT_LIMIT=8388608 # bytes of one tool's output that are kept
 
 ASI_CHILD=''
+ASI_HASHER='' # a second one, which runs beside; in our process group, so that the guard finds it without being told
 ASI_SCRATCH=''
 ASI_GUARD=''
 ASI_ALIVE=''
@@ -155,13 +156,15 @@ asi::capture() {
     return "${status}"
 }
 
-# asi::stop_child - no wait after it: where the signal that ended the shell's own wait came together with the child's
+# asi::stop_children - no wait after it: where the signal that ended the shell's own wait came together with the child's
 # death, bash has forgotten that death and would wait for ever (for the guard).
-asi::stop_child() {
-    if [[ -n "${ASI_CHILD}" ]]; then
-        asi::kill_tree "${ASI_CHILD}" || true
-        ASI_CHILD=''
-    fi
+asi::stop_children() {
+    local pid=''
+    for pid in ${ASI_CHILD} ${ASI_HASHER}; do
+        asi::kill_tree "${pid}" || true
+    done
+    ASI_CHILD=''
+    ASI_HASHER=''
 }
 
 # asi::bare COMMAND... - in a subshell: become COMMAND, which gets the three standard descriptors and no other. A

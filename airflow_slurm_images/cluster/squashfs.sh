@@ -27,6 +27,12 @@ asi::superblock_number() {
     printf '%s\n' "${number}"
 }
 
+# asi::broken TEXT - unless it is another file by now: then it is that what happened.
+asi::broken() {
+    asi::compare_identity
+    asi::fail "${E_BROKEN_SQUASHFS}" "$1"
+}
+
 # asi::check_squashfs FILE - whole: magic, size not below the superblock's bytes_used, and a full listing
 # (`unsquashfs -s` alone passes a truncated file).
 asi::check_squashfs() {
@@ -34,16 +40,16 @@ asi::check_squashfs() {
     local magic='' used='' size=''
     magic="$(asi::superblock_number "${file}" 0 4)" || magic=0
     if ((magic != 0x73717368)); then
-        asi::fail "${E_BROKEN_SQUASHFS}" "not a SquashFS file: ${file}"
+        asi::broken "not a SquashFS file: ${file}"
     fi
     used="$(asi::superblock_number "${file}" 40 8)" || used=-1
-    size="$(stat -L -c %s -- "${file}")"
+    read -r _ _ size _ <<< "${ASI_IDENTITY}"
     if ((used < 96 || size < used)); then
-        asi::fail "${E_BROKEN_SQUASHFS}" "the SquashFS file is incomplete: ${size} bytes of ${used}"
+        asi::broken "the SquashFS file is incomplete: ${size} bytes of ${used}"
     fi
     ASI_READER=asi::read_listing
     asi::tool "${ASI_SCRATCH}/listing" 900 unsquashfs -lls "${file}" \
-        || asi::fail "${E_BROKEN_SQUASHFS}" "the SquashFS file cannot be listed: $(grep '^error ' "${ASI_SCRATCH}/listing" | tail -n 3)"
+        || asi::broken "the SquashFS file cannot be listed: $(grep '^error ' "${ASI_SCRATCH}/listing" | tail -n 3)"
     ASI_READER=asi::bounded
     asi::require_listing
 }

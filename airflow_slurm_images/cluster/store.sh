@@ -22,6 +22,11 @@ asi::moves() {
     [[ -n "${ASI_WORK_OWNED}" && "$(stat -c %d -- "${ASI_SCRATCH}")" == "$(stat -c %d -- "${ASI_STORE}")" ]]
 }
 
+# asi::copies - is it to be copied there, then?
+asi::copies() {
+    asi::keeps && ! asi::moves
+}
+
 # asi::free_kib DIRECTORY - nothing where df has no number for it.
 asi::free_kib() {
     df -Pk -- "$1" 2> /dev/null | awk 'NR == 2 && $4 ~ /^[0-9]+$/ { print $4 }'
@@ -104,32 +109,51 @@ asi::hash_partial() {
     asi::sha256 < "${ASI_PARTIAL}"
 }
 
-# asi::cannot_store TEXT - the partial file never stays behind a failure that we see.
+# asi::drop_partial - it never stays behind a failure that we see.
+asi::drop_partial() {
+    [[ -z "${ASI_PARTIAL}" ]] || rm -f -- "${ASI_PARTIAL}" || true
+}
+
 asi::cannot_store() {
-    rm -f -- "${ASI_PARTIAL}" || true
     asi::fail "${E_STORE_WRITE}" "$1 (store ${ASI_STORE})"
 }
 
-# asi::hash_once - SHA-256 in one read, through one descriptor. Where the bytes have to move to another file
-# system the same read makes the copy, under a temporary name beside its final one.
-asi::hash_once() {
-    local size=''
+# asi::begin_hash - SHA-256 in one read, through one descriptor, beside the checks that follow. Where the bytes have to
+# move to another file system the same read makes the copy, under a temporary name beside its final one.
+asi::begin_hash() {
+    local way=asi::hash_descriptor size=''
     exec {ASI_FD}< "${ASI_WORK}"
     ASI_IDENTITY="$(asi::identity "/proc/self/fd/${ASI_FD}")"
-    size="$(stat -L -c %s -- "/proc/self/fd/${ASI_FD}")"
     ASI_PARTIAL="${ASI_STORE}/.partial-${ASI_TOKEN}"
     rm -f -- "${ASI_PARTIAL}" # of this attempt, before Slurm started it again
-    if asi::keeps && ! asi::moves; then
+    if asi::copies; then
+        read -r _ _ size _ <<< "${ASI_IDENTITY}"
         asi::require_space "${ASI_STORE}" "$((size / 1024 + 1))" 'the file needs'
-        asi::in_background asi::copy_and_hash || asi::cannot_store 'cannot copy into the store'
-        if [[ "$(stat -c %s -- "${ASI_PARTIAL}")" != "${size}" ]]; then
+        way=asi::copy_and_hash
+    fi
+    # What it says is told when it is waited for: the reason of a failure is looked for in the phase that failed.
+    "${way}" > "${ASI_SCRATCH}/hash" 2> "${ASI_SCRATCH}/hash.log" < /dev/null {ASI_GUARD}>&- &
+    ASI_HASHER=$!
+}
+
+# asi::end_hash - wait for it; nothing is started from a file before its hash is known.
+asi::end_hash() {
+    local status=0 size=''
+    wait "${ASI_HASHER}" || status=$?
+    ASI_HASHER=''
+    cat -- "${ASI_SCRATCH}/hash.log" >&2
+    asi::compare_identity
+    if asi::copies; then
+        read -r _ _ size _ <<< "${ASI_IDENTITY}"
+        if ((status != 0)); then
+            asi::cannot_store 'cannot copy into the store'
+        elif [[ "$(stat -c %s -- "${ASI_PARTIAL}")" != "${size}" ]]; then
             asi::cannot_store 'the copy is incomplete'
         fi
-    else
-        asi::in_background asi::hash_descriptor || asi::fail "${E_INTERNAL}" "hashing ${ASI_WORK} failed"
+    elif ((status != 0)); then
+        asi::fail "${E_INTERNAL}" "hashing ${ASI_WORK} failed"
     fi
-    ASI_RESULT_SHA256="$(< "${ASI_SCRATCH}/answer")"
-    asi::compare_identity
+    ASI_RESULT_SHA256="$(< "${ASI_SCRATCH}/hash")"
 }
 
 # asi::check_existing - a file of the store that is used again holds the bytes of its name.
@@ -205,11 +229,10 @@ asi::add_to_store() {
             status=1
         fi
         if ((status == 1)) && [[ -e "${target}" || -L "${target}" ]]; then
-            rm -f -- "${ASI_PARTIAL}"
             asi::fail "${E_STORE_CORRUPT}" "${target} is there with other bytes than its name says; nothing was overwritten"
         fi
         if ((status == 0)) && [[ -e "${target}" ]]; then
-            rm -f -- "${ASI_PARTIAL}"
+            asi::drop_partial
             asi::log "already in the store: ${target}"
             return 0
         fi

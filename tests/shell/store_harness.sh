@@ -29,6 +29,7 @@ asi_test_finish() {
     local -r status=$?
     trap - EXIT ERR
     asi::unlock_all
+    asi::drop_partial
     printf 'left: %s\n' "$(find "${ASI_STORE}" -mindepth 1 -printf '%f ')"
     exit "${status}"
 }
@@ -44,7 +45,8 @@ if [[ -n "${ASI_TEST_HOOKS:-}" ]]; then
 fi
 
 asi::check_space
-asi::hash_once
+asi::begin_hash
+asi::end_hash
 asi::check_existing
 asi::compare_identity
 asi::keep_result

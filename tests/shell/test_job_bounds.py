@@ -46,20 +46,6 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def processes_with(text: str) -> list[str]:
-    """Command lines and directories of the processes that mention a path."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            place = os.readlink(entry / "cwd")
-        except OSError:
-            continue
-        if text in line or text in place:
-            found.append(line)
-    return found
-
-
 # --- changed files
 
 
@@ -199,7 +185,7 @@ def test_sigterm_leaves_a_record_and_nothing_else(cluster: LocalCluster) -> None
     assert (done.record.exit_status, done.record.phase) == (143, "import")
     assert cluster.slurm.leftovers() == []
     assert secrets_in(done.directory) == []
-    assert processes_with(str(cluster.slurm.root)) == []
+    assert cluster.slurm.processes() == []
 
 
 HANG = 'touch "${0%/*}/asked"; sleep 1000'
@@ -230,14 +216,14 @@ def test_a_tool_that_does_not_answer_holds_up_no_signal(cluster: LocalCluster, q
     assert process.wait(20) == 143
     assert (done.record.exit_status, done.record.phase) == (143, phase)
     assert cluster.slurm.leftovers() == []
-    assert processes_with(str(cluster.slurm.root)) == []
+    assert cluster.slurm.processes() == []
 
 
 def test_a_batch_shell_killed_alone_leaves_nothing_for_longer_than_five_seconds(cluster: LocalCluster) -> None:
     process, done = busy(cluster)
     process.kill()
     process.wait(5)
-    until(lambda: not cluster.slurm.leftovers() and not processes_with(str(cluster.slurm.root)), 5)
+    until(lambda: not cluster.slurm.leftovers() and not cluster.slurm.processes(), 5)
     assert secrets_in(done.directory) == []
     assert not (done.directory / "completion.json").exists()
 
@@ -250,7 +236,7 @@ def test_a_batch_shell_killed_while_it_hashes_leaves_nothing_either(cluster: Loc
     until((cluster.slurm.enroot / "hashing").exists)
     process.send_signal(signal.SIGKILL)
     process.wait(5)
-    until(lambda: not cluster.slurm.leftovers() and not processes_with(str(cluster.slurm.root)), 5)
+    until(lambda: not cluster.slurm.leftovers() and not cluster.slurm.processes(), 5)
 
 
 @pytest.mark.parametrize("script", ['cp "${here}/image.sqsh" "${output}"', "exit 1"], ids=["good", "bad"])
