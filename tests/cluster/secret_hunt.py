@@ -23,7 +23,7 @@ class Hunt:
         self.seen: list[str] = []
         """What :meth:`sample` saw, if it saw a secret."""
         self.sampled: set[str] = set()
-        """Names of the programs that were looked at."""
+        """Names of the programs and scripts that were looked at."""
 
     def is_in(self, data: bytes) -> bool:
         return any(form in data for form in self.forms)
@@ -46,7 +46,8 @@ class Hunt:
                 environment = (directory / "environ").read_bytes()
             except (OSError, ProcessLookupError):
                 continue
-            self.sampled.add(arguments.partition(b"\0")[0].decode(errors="replace").rpartition("/")[2])
+            started = arguments.split(b"\0", 2)[:2]  # a script comes second, after its shell
+            self.sampled.update(name.decode(errors="replace").rpartition("/")[2] for name in started)
             if self.is_in(arguments):
                 self.seen.append(f"arguments of {arguments[:40]!r}")
             if self.is_in(environment):

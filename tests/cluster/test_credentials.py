@@ -29,10 +29,16 @@ from .registries import Registries, Server
 from .remains import private_home, user_processes
 from .secret_hunt import Hunt
 from .space import kill
-from .works import Task, as_operator, import_task
+from .works import Task, as_operator, import_task, wrapped
 
 CONN_ID = "registry"
 Connect = Callable[..., OciRegistryHook]
+# A request takes milliseconds: before each one, wait until somebody has looked at what it was started with.
+SEEN_FIRST = """\
+mark="$(mktemp {}/XXXXXX)"
+for _ in {{1..1000}}; do [[ -e "${{mark}}" ]] || break; sleep 0.02; done
+exec {{real}} "$@"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,26 +101,21 @@ def test_an_image_of_a_private_registry_is_published_and_the_password_is_nowhere
     registries: tuple[Registries, str],
     connect: Connect,
     hunt: Hunt,
-    monkeypatch: pytest.MonkeyPatch,
     setup: str,
 ) -> None:
     servers, digest = registries
     server: Server = getattr(servers, setup)
     hook = connect(server, servers.login, servers.password)
     image = f"{server.address}/team/tool:1.0@{digest}"
-    answer = servers.tokens.reply
-
-    def sampled(request: Any) -> Any:
-        """A curl is waiting for a token right now."""
-        hunt.sample(box_plain.space.pids())
-        return answer(request)
-
-    monkeypatch.setattr(servers.tokens, "reply", sampled)
-    task = private_task(box_plain, hook, image, f"private-{setup}")
+    asked = Path(tempfile.mkdtemp(prefix="asked-", dir=box_plain.root))
+    asked.chmod(0o777)
+    task = private_task(
+        box_plain, hook, image, f"private-{setup}", **wrapped(box_plain, "curl", SEEN_FIRST.format(asked))
+    )
     task.begin()
     credentials = task.directory / "enroot-config" / ".credentials"
     over = threading.Event()
-    sampler = threading.Thread(target=_sample_until, args=(over, hunt, box_plain))
+    sampler = threading.Thread(target=_sample_until, args=(over, hunt, box_plain, asked))
     sampler.start()
     try:
         assert credentials.exists() is False or credentials.stat().st_mode & 0o777 == 0o600
@@ -132,9 +133,12 @@ def test_an_image_of_a_private_registry_is_published_and_the_password_is_nowhere
     assert not credentials.parent.exists()
 
 
-def _sample_until(over: threading.Event, hunt: Hunt, box: Box) -> None:
+def _sample_until(over: threading.Event, hunt: Hunt, box: Box, asked: Path) -> None:
     while not over.wait(0.02):
+        waiting = list(asked.iterdir())
         hunt.sample(box.space.pids())
+        for path in waiting:
+            path.unlink()
 
 
 @pytest.mark.parametrize("setup", ["basic", "bearer"])
