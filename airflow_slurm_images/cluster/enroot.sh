@@ -6,6 +6,7 @@
 ASI_WORK=''       # the .sqsh being worked on
 ASI_WORK_OWNED='' # set when the job made that file itself
 ASI_ENROOT=''     # version, X.Y.Z
+ASI_AWAY=()       # before an Enroot: it makes its directories below HOME, whatever it is asked, unless told others
 
 # asi::imports - does this run pull an image? Not where an earlier import left its file in the store.
 asi::imports() {
@@ -23,10 +24,18 @@ asi::check_tools() {
         command -v "${tool}" > /dev/null \
             || asi::fail "${E_TOOL_MISSING}" "'${tool}' is not on the job's PATH (${PATH}) on node ${SLURMD_NODENAME}"
     done
-    # shellcheck disable=SC2016 # of its errors nothing belongs to the version
-    asi::away_from_home "${ASI_SCRATCH}/version" 60 bash -c 'exec "$@" 2> /dev/null' bash enroot version \
-        || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
-    ASI_ENROOT="$(< "${ASI_SCRATCH}/version")"
+    ASI_AWAY=(
+        env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
+        "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home"
+    )
+    asi::begin version setpriv --pdeathsig KILL timeout --kill-after=10 60 "${ASI_AWAY[@]}" enroot version
+    asi::pick_hash_tool
+}
+
+# asi::require_enroot - one that works, and that can do what is asked of it.
+asi::require_enroot() {
+    asi::end version || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
+    ASI_ENROOT="$(head -c 200 -- "${ASI_SCRATCH}/version")"
     if [[ ! "${ASI_ENROOT}" =~ ^[0-9]{1,4}[.][0-9.]*$ ]]; then
         asi::fail "${E_TOOL_MISSING}" "'enroot version' on ${SLURMD_NODENAME} tells no version but '${ASI_ENROOT:0:80}'"
     fi
@@ -35,17 +44,6 @@ asi::check_tools() {
         asi::fail "${E_ENROOT_TOO_OLD}" \
             "repository '${ASI_REPOSITORY}' at registry ${ASI_REGISTRY} needs Enroot 4 or a namespace; this is ${ASI_ENROOT}"
     fi
-    asi::pick_hash_tool
-}
-
-# asi::away_from_home FILE SECONDS COMMAND... - ask Enroot something. It makes its directories below HOME, whatever it is
-# asked, unless told others.
-asi::away_from_home() {
-    local -r file="$1" limit="$2"
-    shift 2
-    asi::quietly "${file}" "${limit}" \
-        env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
-        "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" "$@"
 }
 
 # asi::processors - CPUs of the allocation, never all of the node.

@@ -36,7 +36,7 @@ asi::isolate() {
     done
     if ((${#ASI_WRAP[@]} == 0)); then
         why="$(head -c 200 -- "${ASI_SCRATCH}/namespaces")"
-        asi::away_from_home "${ASI_SCRATCH}/help" 60 enroot start --help || true
+        asi::quietly "${ASI_SCRATCH}/help" 60 "${ASI_AWAY[@]}" enroot start --help || true
         help="$(< "${ASI_SCRATCH}/help")"
         for extra in --pid --net --ipc; do
             [[ "${help}" != *"${extra}"* ]] || ASI_START_OPTIONS+=("${extra}")
@@ -99,7 +99,8 @@ asi::start_somehow() {
         asi::require_user_namespaces
     fi
     if ((status == 1)) && asi::mount_failed; then
-        asi::log "mounting failed; once more in 5 s"
+        asi::log "mounting failed; once more in 5 s, when the file is not being hashed"
+        asi::end_hash
         sleep 5
         status=0
         asi::start "${file}" || status=$?
@@ -109,9 +110,7 @@ asi::start_somehow() {
         asi::check_space
         status=0
         asi::tool "${ASI_ATTEMPT_DIR}/enroot.log" "${ASI_IMPORT_TIMEOUT}" \
-            env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data" \
-            "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home" \
-            "ENROOT_MAX_PROCESSORS=$(asi::processors)" enroot create --name inspected "${file}" \
+            "${ASI_AWAY[@]}" "ENROOT_MAX_PROCESSORS=$(asi::processors)" enroot create --name inspected "${file}" \
             && { asi::start inspected || status=$?; } || status="${status/#0/${ASI_TOOL_STATUS}}"
     fi
     return "${status}"
@@ -123,7 +122,9 @@ asi::inspect() {
     cp -- "${ASI_ATTEMPT_DIR}/inspect_image.py" "${ASI_SCRATCH}/mount/inspect_image.py"
     ASI_START_SECONDS="${ASI_INSPECT_TIMEOUT}"
     asi::start_somehow "$1" || status=$?
-    asi::compare_identity # first of all: what happened may have happened to another file
+    if ((status != 0)); then
+        asi::end_hash # first of all: what happened may have happened to another file
+    fi
     case "${status}" in
         0) ;;
         90) asi::fail "${E_NO_PYTHON}" "no usable Python in the image" ;;

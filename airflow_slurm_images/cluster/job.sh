@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The batch job: verify, claim, check the manifest, import or locate, check, examine, hash, inspect, store, record.
+# The batch job: verify, claim, check the manifest, import or locate, check, examine, inspect, store, record;
+# the file is hashed from the check on.
 #
 # Appended byte for byte to a block of quoted ASI_* constants. Read from top to bottom; the verbs are in the
 # companion files, which are sourced only after their checksums were compared. Every exit leaves
@@ -237,6 +238,7 @@ asi::main() {
     mkdir -p "${ASI_ATTEMPT_DIR}/output/static"
 
     if asi::imports; then
+        asi::require_enroot
         asi::require_login
         if [[ "${ASI_VERIFY_MANIFEST}" == 1 ]]; then
             asi::phase manifest
@@ -251,6 +253,7 @@ asi::main() {
     asi::phase check
     asi::begin_hash
     asi::check_squashfs "${ASI_WORK}"
+    asi::imports || asi::require_enroot
     asi::phase examine
     if ! asi::in_background asi::read_static_facts; then
         asi::compare_identity
@@ -258,14 +261,11 @@ asi::main() {
     fi
     if [[ "${ASI_KIND}" != generic ]]; then
         asi::refuse_unsafe
-    fi
-    asi::phase hash
-    asi::end_hash
-    asi::check_existing
-    if [[ "${ASI_KIND}" != generic ]]; then
         asi::phase inspect
         asi::inspect "${ASI_WORK}"
     fi
+    asi::phase hash
+    asi::end_hash
     asi::phase store
     asi::compare_identity
     asi::keep_result

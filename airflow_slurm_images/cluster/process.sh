@@ -6,7 +6,7 @@
 readonly ASI_OUTPUT_LIMIT=8388608 # bytes of one tool's output that are kept
 
 ASI_CHILD=''
-ASI_HASHER='' # a second one, which runs beside; in our process group, so that the guard finds it without being told
+declare -gA ASI_BESIDE=() # by name, what else runs; in our process group, where the guard finds it without being told
 ASI_SCRATCH=''
 ASI_GUARD=''
 ASI_ALIVE=''
@@ -160,11 +160,35 @@ asi::capture() {
 # death, bash has forgotten that death and would wait for ever (for the guard).
 asi::stop_children() {
     local pid=''
-    for pid in ${ASI_CHILD} ${ASI_HASHER}; do
+    for pid in ${ASI_CHILD} ${ASI_BESIDE[@]+"${ASI_BESIDE[@]}"}; do
         asi::kill_tree "${pid}" || true
     done
     ASI_CHILD=''
-    ASI_HASHER=''
+    ASI_BESIDE=()
+}
+
+# asi::begin NAME FUNCTION... - run a long function beside the job; what it gives is in ASI_SCRATCH/NAME.
+asi::begin() {
+    local -r name="$1"
+    shift
+    "$@" > "${ASI_SCRATCH}/${name}" 2> "${ASI_SCRATCH}/${name}.log" < /dev/null {ASI_GUARD}>&- &
+    ASI_BESIDE["${name}"]=$!
+}
+
+# asi::end NAME - wait for it, so that traps run at once; its status is the function's. What it said is told now: the
+# reason of a failure is looked for in the phase that failed.
+asi::end() {
+    local status=0
+    wait "${ASI_BESIDE["$1"]}" || status=$?
+    unset "ASI_BESIDE[$1]"
+    cat -- "${ASI_SCRATCH}/$1.log" >&2
+    return "${status}"
+}
+
+# asi::in_background FUNCTION... - run a long function so that traps run at once; what it gives is in ASI_SCRATCH/answer.
+asi::in_background() {
+    asi::begin answer "$@"
+    asi::end answer
 }
 
 # asi::bare COMMAND... - in a subshell: become COMMAND, which gets the three standard descriptors and no other. A

@@ -83,19 +83,6 @@ asi::explain_disk() {
     return "${status}"
 }
 
-# asi::in_background FUNCTION... - run a long function so that traps run at once; its output is in
-# ASI_SCRATCH/answer, its errors on ours, where Airflow's side looks for the reason.
-asi::in_background() {
-    local status=0
-    "$@" > "${ASI_SCRATCH}/answer" < /dev/null {ASI_GUARD}>&- &
-    ASI_CHILD=$!
-    printf 'watch %s\n' "${ASI_CHILD}" >&"${ASI_GUARD}"
-    wait "${ASI_CHILD}" || status=$?
-    ASI_CHILD=''
-    printf 'forget -\n' >&"${ASI_GUARD}"
-    return "${status}"
-}
-
 # asi::copy_and_hash - one read makes the copy and its hash. tee goes on after a write error and tells at the end.
 asi::copy_and_hash() {
     tee -- "${ASI_PARTIAL}" <&"${ASI_FD}" | asi::sha256
@@ -118,8 +105,8 @@ asi::cannot_store() {
     asi::fail "${E_STORE_WRITE}" "$1 (store ${ASI_STORE})"
 }
 
-# asi::begin_hash - SHA-256 in one read, through one descriptor, beside the checks that follow. Where the bytes have to
-# move to another file system the same read makes the copy, under a temporary name beside its final one.
+# asi::begin_hash - SHA-256 in one read, through one descriptor, beside what follows. Where the bytes have to move to
+# another file system the same read makes the copy, under a temporary name beside its final one.
 asi::begin_hash() {
     local way=asi::hash_descriptor size=''
     exec {ASI_FD}< "${ASI_WORK}"
@@ -131,17 +118,17 @@ asi::begin_hash() {
         asi::require_space "${ASI_STORE}" "$((size / 1024 + 1))" 'the file needs'
         way=asi::copy_and_hash
     fi
-    # What it says is told when it is waited for: the reason of a failure is looked for in the phase that failed.
-    "${way}" > "${ASI_SCRATCH}/hash" 2> "${ASI_SCRATCH}/hash.log" < /dev/null {ASI_GUARD}>&- &
-    ASI_HASHER=$!
+    asi::begin hash "${way}"
 }
 
-# asi::end_hash - wait for it; nothing is started from a file before its hash is known.
+# asi::end_hash - wait for it, unless that was done, and see that it is of the file that is there: a file of the store
+# that is used again holds the bytes of its name.
 asi::end_hash() {
     local status=0 size=''
-    wait "${ASI_HASHER}" || status=$?
-    ASI_HASHER=''
-    cat -- "${ASI_SCRATCH}/hash.log" >&2
+    if [[ -n "${ASI_RESULT_SHA256}" ]]; then
+        return 0
+    fi
+    asi::end hash || status=$?
     asi::compare_identity
     if asi::copies; then
         read -r _ _ size _ <<< "${ASI_IDENTITY}"
@@ -154,10 +141,6 @@ asi::end_hash() {
         asi::fail "${E_INTERNAL}" "hashing ${ASI_WORK} failed"
     fi
     ASI_RESULT_SHA256="$(< "${ASI_SCRATCH}/hash")"
-}
-
-# asi::check_existing - a file of the store that is used again holds the bytes of its name.
-asi::check_existing() {
     if [[ -n "${ASI_EXISTING_SHA256}" && "${ASI_RESULT_SHA256}" != "${ASI_EXISTING_SHA256}" ]]; then
         asi::fail "${E_STORE_CORRUPT}" "${ASI_WORK} holds other bytes than its name says; nothing was overwritten"
     fi

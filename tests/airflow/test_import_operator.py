@@ -19,7 +19,7 @@ from tests.cluster.image_recipes import CLIENT_DISTRIBUTIONS, VLLM_EXECUTABLE, V
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
 
 KINDS = {"client": ("client", 0), "serving": ("serving", 1), "generic": ("nopython", 2)}
-PHASES = ["verify", "claim", "space", "manifest", "import", "check", "examine", "hash", "inspect", "store", "done"]
+PHASES = ["verify", "claim", "space", "manifest", "import", "check", "examine", "inspect", "hash", "store", "done"]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from .sqsh import place, squash, tree_of
 from .works import Task, import_task, inspect_task, sha256
 
 PIP_VERSION = pip_wheel().name.split("-")[1]
-PHASES = ("verify", "claim", "space", "manifest", "import", "check", "examine", "hash", "inspect", "store", "done")
+PHASES = ("verify", "claim", "space", "manifest", "import", "check", "examine", "inspect", "hash", "store", "done")
 
 
 @pytest.fixture(scope="module")

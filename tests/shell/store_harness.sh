@@ -11,9 +11,7 @@ if [[ -n "$2" ]]; then
     mount -t tmpfs -o "size=$2" none "${ASI_STORE}"
 fi
 readonly E_INTERNAL=70 E_NO_SPACE=73 E_CHANGED=81 E_STORE_CORRUPT=87 E_STORE_WRITE=88
-ASI_CHILD=''
-ASI_HASH_TOOL=sha256sum
-exec {ASI_GUARD}> /dev/null
+scratch="${ASI_SCRATCH}"
 
 ASI_EXISTING_SHA256="${ASI_EXISTING_SHA256:-}"
 
@@ -37,9 +35,13 @@ trap asi_test_finish EXIT
 trap 'exit 70' ERR
 trap 'exit 143' TERM
 
+source "${cluster}/process.sh"
 source "${cluster}/squashfs.sh"
 source "${cluster}/locks.sh"
 source "${cluster}/store.sh"
+ASI_HASH_TOOL=sha256sum
+ASI_SCRATCH="${scratch}"
+exec {ASI_GUARD}> /dev/null
 if [[ -n "${ASI_TEST_HOOKS:-}" ]]; then
     source "${ASI_TEST_HOOKS}"
 fi
@@ -47,7 +49,6 @@ fi
 asi::check_space
 asi::begin_hash
 asi::end_hash
-asi::check_existing
 asi::compare_identity
 asi::keep_result
 printf 'result: %s %s %s %s %s %s\n' "${ASI_RESULT_PATH}" "${ASI_RESULT_SHA256}" "${ASI_RESULT_SIZE}" \

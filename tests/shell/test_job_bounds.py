@@ -191,7 +191,7 @@ def test_sigterm_leaves_a_record_and_nothing_else(cluster: LocalCluster) -> None
 HANG = 'touch "${0%/*}/asked"; sleep 1000'
 OLD_UNSHARE = '[[ "$*" != *--map-current-user* ]] || exit 1\nexit 0'
 QUESTIONS = {
-    "enroot version": ("enroot", HANG, "space"),
+    "enroot version": ("enroot", HANG, "check"),
     "enroot start --help": ("enroot", f'[[ "$*" != *--help* ]] || {{ {HANG}; }}\necho 4.1.2', "inspect"),
     "unshare": ("unshare", HANG, "inspect"),
     "unsquashfs -cat": (
@@ -212,6 +212,7 @@ def test_a_tool_that_does_not_answer_holds_up_no_signal(cluster: LocalCluster, q
     process = cluster.slurm.start(job_id)
     done = Outcome(plan, job_id, 0)
     until((cluster.slurm.enroot / "asked").exists)
+    until(lambda: (done.directory / "phase").read_text().startswith(f"{phase} "))
     process.terminate()
     assert process.wait(20) == 143
     assert (done.record.exit_status, done.record.phase) == (143, phase)

@@ -46,7 +46,7 @@ def test_an_import_ends_in_the_store_under_its_hash(cluster: LocalCluster) -> No
     assert stat.S_IMODE(path.stat().st_mode) == 0o400
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     phases = [line.split()[2] for line in done.output.splitlines() if line.startswith("asi: phase ")]
-    assert phases == ["verify", "claim", "space", "import", "check", "examine", "hash", "inspect", "store", "done"]
+    assert phases == ["verify", "claim", "space", "import", "check", "examine", "inspect", "hash", "store", "done"]
     assert cluster.slurm.leftovers() == []
 
 

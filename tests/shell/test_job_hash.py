@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one read of the file runs beside the checks, and nothing is started before it is over."""
+"""The one read of the file runs beside all that is done with it, and no end of that counts before it is over."""
 
 from __future__ import annotations
 
@@ -28,11 +28,34 @@ def test_the_hash_runs_while_the_file_is_listed_and_read(cluster: LocalCluster, 
     assert done.status == 0, done.output
 
 
-def test_nothing_is_started_before_the_hash_is_known(cluster: LocalCluster, mark: Path) -> None:
-    cluster.slurm.tool("openssl", f'{HASHES}\nsleep 1\nsha256sum\ntouch "{mark}"')
-    cluster.slurm.enroot_does("start", f'[[ -e "{mark}" ]] || exit 1\ncat "${{here}}/facts.json" > "${{facts}}"')
+def test_the_image_is_looked_into_while_its_file_is_hashed(cluster: LocalCluster, mark: Path) -> None:
+    cluster.slurm.tool("openssl", f"{HASHES}\n{BOUNDED_WAIT.format(mark=mark)}\nexec sha256sum")
+    cluster.slurm.enroot_does("start", f'touch "{mark}"\ncat "${{here}}/facts.json" > "${{facts}}"')
     done = cluster.run(inspect_request(image("plain"), "client"))
     assert done.status == 0, done.output
+
+
+def test_a_start_that_failed_is_judged_when_the_hash_is_known(cluster: LocalCluster, mark: Path) -> None:
+    """What was started may have been another file."""
+    cluster.slurm.tool("openssl", f'{HASHES}\nsleep 1\ntouch "{mark}"\nexec sha256sum')
+    cluster.slurm.enroot_does("start", "exit 91")
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    assert failures.EXIT_CODES[done.status].reason == "inspection_failed", done.output
+    assert mark.exists()
+
+
+def test_a_mount_that_fails_is_tried_again_when_the_file_is_not_read_any_more(
+    cluster: LocalCluster, mark: Path
+) -> None:
+    cluster.slurm.tool("openssl", f'{HASHES}\nsleep 1\nsha256sum\ntouch "{mark}"')
+    cluster.slurm.enroot_does(
+        "start",
+        f"""[[ -e "{mark}" ]] || {{ echo '[ERROR] Failed to mount: image' >&2; exit 1; }}
+        cat "${{here}}/facts.json" > "${{facts}}" """,
+    )
+    done = cluster.run(inspect_request(image("plain"), "client"))
+    assert done.status == 0, done.output
+    assert len(cluster.slurm.enroot_calls("start")) == 2
 
 
 def test_a_broken_file_does_not_wait_for_its_hash(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -65,7 +88,6 @@ def test_a_hash_that_fails_ends_the_job_with_what_it_said(cluster: LocalCluster,
     assert failures.EXIT_CODES[done.status].reason == ("store_write" if copy else "internal"), done.output
     assert done.record.phase == "hash"
     assert "no room to count" in done.output.rpartition("asi: phase hash")[2]
-    assert cluster.slurm.enroot_calls("start") == []
 
 
 def test_a_copy_does_not_stay_behind_an_inspection_that_failed(cluster: LocalCluster) -> None:

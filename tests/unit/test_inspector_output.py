@@ -82,7 +82,7 @@ def test_a_wrong_call_is_status_92(prefix: Prefix, arguments: list[str]) -> None
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 92
-    assert "inspect_image.py: error:" in done.stderr
+    assert "asi-inspect: error: usage: " in done.stderr
 
 
 def test_a_fault_of_ours_is_told_with_its_line(prefix: Prefix) -> None:
