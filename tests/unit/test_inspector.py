@@ -177,7 +177,7 @@ def test_the_mounted_directory_is_no_part_of_the_image(prefix: Prefix, safe_path
 def test_modules_of_the_image_do_not_replace_the_standard_library(prefix: Prefix, tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.mkdir()
-    for module in ("json", "argparse", "zipfile", "select"):
+    for module in ("json", "getopt", "zipfile", "select"):
         (shadow / f"{module}.py").write_text("raise SystemExit('from the image')\n")
     prefix.environment["PYTHONPATH"] = str(shadow)
     assert prefix.inspect().versions == {"pip": "24.0"}
