@@ -122,7 +122,7 @@ asi::inspect() {
     cp -- "${ASI_ATTEMPT_DIR}/inspect_image.py" "${ASI_SCRATCH}/mount/inspect_image.py"
     ASI_START_SECONDS="${ASI_INSPECT_TIMEOUT}"
     asi::start_somehow "$1" || status=$?
-    if ((status != 0)); then
+    if ((status != 0)) || [[ ! -s "${ASI_ATTEMPT_DIR}/output/facts.json" ]]; then
         asi::end_hash # first of all: what happened may have happened to another file
     fi
     case "${status}" in

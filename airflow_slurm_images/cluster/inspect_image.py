@@ -624,7 +624,8 @@ def fail(code: str, text: str, status: int) -> int:
 
 
 def parse_arguments(arguments: list[str]) -> tuple[str, str, str, list[str]]:
-    """Return kind, output, mount and the Pythons tried before; raises GetoptError. (argparse takes a tenth of our time.)"""
+    """Return kind, output, mount and the Pythons tried before; raises GetoptError."""
+    # argparse would take a tenth of our time: every module is read through the image's file system.
     options, rest = getopt.getopt(arguments, "", ["kind=", "output=", "mount=", "without="])
     given = dict(options)
     if rest:

@@ -159,11 +159,17 @@ asi::capture() {
 # asi::stop_children - no wait after it: where the signal that ended the shell's own wait came together with the child's
 # death, bash has forgotten that death and would wait for ever (for the guard).
 asi::stop_children() {
-    local pid=''
-    for pid in ${ASI_CHILD} ${ASI_BESIDE[@]+"${ASI_BESIDE[@]}"}; do
-        asi::kill_tree "${pid}" || true
+    local pid='' running=''
+    if [[ -n "${ASI_CHILD}" ]]; then
+        asi::kill_tree "${ASI_CHILD}" || true
+        ASI_CHILD=''
+    fi
+    running="$(jobs -rp)" # what ended while nobody waited may have left its number to another process
+    for pid in ${ASI_BESIDE[@]+"${ASI_BESIDE[@]}"}; do
+        if [[ $'\n'"${running}"$'\n' == *$'\n'"${pid}"$'\n'* ]]; then
+            asi::kill_tree "${pid}" || true
+        fi
     done
-    ASI_CHILD=''
     ASI_BESIDE=()
 }
 
