@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from tests.airflow import environment  # noqa: F401  # isort: skip  # settles Airflow's configuration, so it comes first
 
-import argparse
 import logging
 import shutil
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 from airflow_slurm_images.core.records import ImageRecord
 from benchmarks import big_images, machine, product, results
+from benchmarks.options import one_size
 from benchmarks.timed_box import TimedBox, timed_box
 from tests.cluster.conftest import enroot_on_this_machine
 
@@ -34,15 +34,7 @@ def memory_scratch(timed: TimedBox) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=float, default=1, help="of the file, in GB; memory must hold three of it")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one repetition of 0.05 GB")
-    parser.add_argument("--output", help="name of the result; nothing is written without")
-    parser.add_argument("--directory", help="where the box stands (default: the temporary directory)")
-    options = parser.parse_args()
-    if options.quick:
-        options.size, options.repeats = 0.05, 1
+    options = one_size(__doc__, "of the file, in GB; memory must hold three of it")
     logging.disable(logging.INFO)
     document = machine.describe(enroot_on_this_machine()) | {"gigabytes": options.size}
     measured: dict[str, list[Any]] = defaultdict(list)

@@ -32,9 +32,9 @@ PHASES = {
         "import",
         "locate",
         "check",
-        "hash",
         "examine",
         "inspect",
+        "hash",
         "store",
     ),
     "reference": ("importing_oci", "preparing_sqsh", "verifying_sqsh", "inspecting_image", "inspection_complete"),
@@ -181,7 +181,7 @@ def moving() -> str:
     for name, runs in results.read("moving")["ways"].items():
         spent = [[run["phases"].get(phase, 0.0) for run in runs] for phase in ("import", "hash", "store")]
         rows.append([name, seconds([run["job"] for run in runs]), *map(seconds, spent)])
-    return table(["way", "job, s", "import, s", "hash (and copy), s", "store, s"], rows)
+    return table(["way", "job, s", "import, s", "rest of the hash (and copy), s", "store, s"], rows)
 
 
 def task_cost() -> str:

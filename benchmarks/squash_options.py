@@ -9,12 +9,12 @@ turn. Reading is that of one of the four data layers, through the file system th
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from typing import Any
 
 from benchmarks import big_images, machine, results
+from benchmarks.options import one_size
 from benchmarks.plain_enroot import PlainEnroot
 from benchmarks.timed_box import timed_box
 from tests.cluster.conftest import enroot_on_this_machine
@@ -37,15 +37,7 @@ READ = ("sh", "-c", "find /opt/data0 -type f -exec cat {} + > /dev/null")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=float, default=1, help="of the file without compression of data, in GB")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one repetition of 0.05 GB")
-    parser.add_argument("--output", help="name of the result; nothing is written without")
-    parser.add_argument("--directory", help="where the box stands (default: the temporary directory)")
-    options = parser.parse_args()
-    if options.quick:
-        options.size, options.repeats = 0.05, 1
+    options = one_size(__doc__, "of the file without compression of data, in GB")
     document = machine.describe(enroot_on_this_machine()) | {"gigabytes": options.size}
     measured: dict[str, dict[str, list[Any]]] = {name: defaultdict(list) for name in OPTIONS}
     with timed_box(options.directory) as timed:
