@@ -28,14 +28,20 @@ asi::check_tools() {
         env "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
         "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "ENROOT_CACHE_PATH=${ASI_SCRATCH}/home"
     )
-    asi::begin version setpriv --pdeathsig KILL timeout --kill-after=10 60 "${ASI_AWAY[@]}" enroot version
+    asi::begin version asi::ask_version
     asi::pick_hash_tool
+}
+
+# asi::ask_version - of what Enroot says besides, nothing belongs to it.
+asi::ask_version() {
+    setpriv --pdeathsig KILL timeout --kill-after=10 60 "${ASI_AWAY[@]}" enroot version 2> /dev/null \
+        | { head -c 200 && cat > /dev/null; }
 }
 
 # asi::require_enroot - one that works, and that can do what is asked of it.
 asi::require_enroot() {
     asi::end version || asi::fail "${E_TOOL_MISSING}" "'enroot version' fails on ${SLURMD_NODENAME}"
-    ASI_ENROOT="$(head -c 200 -- "${ASI_SCRATCH}/version")"
+    ASI_ENROOT="$(< "${ASI_SCRATCH}/version")"
     if [[ ! "${ASI_ENROOT}" =~ ^[0-9]{1,4}[.][0-9.]*$ ]]; then
         asi::fail "${E_TOOL_MISSING}" "'enroot version' on ${SLURMD_NODENAME} tells no version but '${ASI_ENROOT:0:80}'"
     fi

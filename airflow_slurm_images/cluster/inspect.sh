@@ -100,7 +100,7 @@ asi::start_somehow() {
     fi
     if ((status == 1)) && asi::mount_failed; then
         asi::log "mounting failed; once more in 5 s, when the file is not being hashed"
-        asi::end_hash
+        asi::know_file
         sleep 5
         status=0
         asi::start "${file}" || status=$?
@@ -123,7 +123,7 @@ asi::inspect() {
     ASI_START_SECONDS="${ASI_INSPECT_TIMEOUT}"
     asi::start_somehow "$1" || status=$?
     if ((status != 0)) || [[ ! -s "${ASI_ATTEMPT_DIR}/output/facts.json" ]]; then
-        asi::end_hash # first of all: what happened may have happened to another file
+        asi::know_file
     fi
     case "${status}" in
         0) ;;

@@ -264,7 +264,6 @@ asi::main() {
         asi::phase inspect
         asi::inspect "${ASI_WORK}"
     fi
-    asi::phase hash
     asi::end_hash
     asi::phase store
     asi::compare_identity

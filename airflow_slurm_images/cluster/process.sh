@@ -6,9 +6,10 @@
 readonly ASI_OUTPUT_LIMIT=8388608 # bytes of one tool's output that are kept
 
 ASI_CHILD=''
-declare -gA ASI_BESIDE=() # by name, what else runs; in our process group, where the guard finds it without being told
+declare -gA ASI_BESIDE=() # what runs beside, by name
 ASI_SCRATCH=''
 ASI_GUARD=''
+ASI_GUARDIAN=''
 ASI_ALIVE=''
 ASI_READER=asi::bounded # what reads a tool's output; it must read to the end
 
@@ -123,6 +124,7 @@ asi::make_scratch() {
     mkfifo "${ASI_SCRATCH}/guard"
     set -m # a process group of its own: Slurm kills that of a batch shell which ended
     asi::guard "${ASI_SCRATCH}/guard" "${ASI_SCRATCH}" < /dev/null > /dev/null 2>&1 &
+    ASI_GUARDIAN=$!
     set +m
     exec {ASI_GUARD}<> "${ASI_SCRATCH}/guard"
     asi::log "scratch ${ASI_SCRATCH}"
@@ -156,38 +158,40 @@ asi::capture() {
     return "${status}"
 }
 
-# asi::stop_children - no wait after it: where the signal that ended the shell's own wait came together with the child's
-# death, bash has forgotten that death and would wait for ever (for the guard).
+# asi::stop_children - the tool, then whatever else runs beside. No wait after it: where the signal that ended the shell's
+# own wait came together with the child's death, bash has forgotten that death and would wait for ever (for the guard).
 asi::stop_children() {
-    local pid='' running=''
+    local pid=''
     if [[ -n "${ASI_CHILD}" ]]; then
         asi::kill_tree "${ASI_CHILD}" || true
         ASI_CHILD=''
     fi
-    running="$(jobs -rp)" # what ended while nobody waited may have left its number to another process
-    for pid in ${ASI_BESIDE[@]+"${ASI_BESIDE[@]}"}; do
-        if [[ $'\n'"${running}"$'\n' == *$'\n'"${pid}"$'\n'* ]]; then
+    # Running ones only: what ended while nobody waited may have left its number to another process.
+    for pid in $(jobs -rp); do
+        if [[ "${pid}" != "${ASI_GUARDIAN}" ]]; then
             asi::kill_tree "${pid}" || true
         fi
     done
-    ASI_BESIDE=()
 }
 
-# asi::begin NAME FUNCTION... - run a long function beside the job; what it gives is in ASI_SCRATCH/NAME.
+# asi::begin NAME FUNCTION... - run a long function beside the job; what it gives is in ASI_SCRATCH/NAME. It stays in our
+# process group, where the guard finds it, and whatever it started, without being told.
 asi::begin() {
     local -r name="$1"
     shift
-    "$@" > "${ASI_SCRATCH}/${name}" 2> "${ASI_SCRATCH}/${name}.log" < /dev/null {ASI_GUARD}>&- &
+    {
+        trap - ERR # it fails where it is waited for
+        "$@"
+    } > "${ASI_SCRATCH}/${name}" < /dev/null {ASI_GUARD}>&- &
     ASI_BESIDE["${name}"]=$!
 }
 
-# asi::end NAME - wait for it, so that traps run at once; its status is the function's. What it said is told now: the
-# reason of a failure is looked for in the phase that failed.
+# asi::end NAME - wait for it, so that traps run at once; its status is the function's.
 asi::end() {
     local status=0
     wait "${ASI_BESIDE["$1"]}" || status=$?
     unset "ASI_BESIDE[$1]"
-    cat -- "${ASI_SCRATCH}/$1.log" >&2
+    asi::after_signal "${status}"
     return "${status}"
 }
 
@@ -195,6 +199,13 @@ asi::end() {
 asi::in_background() {
     asi::begin answer "$@"
     asi::end answer
+}
+
+# asi::after_signal STATUS - Slurm signals the batch shell last: when it ends the job, our own trap is to tell.
+asi::after_signal() {
+    if (($1 > 128)); then
+        sleep 2
+    fi
 }
 
 # asi::bare COMMAND... - in a subshell: become COMMAND, which gets the three standard descriptors and no other. A
@@ -231,9 +242,7 @@ asi::tool() {
     ASI_CHILD=''
     printf 'forget -\n' >&"${ASI_GUARD}"
     wait "${reader}" || lost=$?
-    if ((status > 128 || lost > 128)); then
-        sleep 2 # Slurm signals the batch shell last: when it ends the job, our own trap is to tell
-    fi
+    asi::after_signal "$((status > lost ? status : lost))"
     ASI_TOOL_STATUS="${status}"
     if ((lost != 0)); then
         asi::fail "${E_INTERNAL}" "what a tool said could not be kept in ${log} (status ${lost})"

@@ -161,6 +161,7 @@ asi::refuse_unsafe() {
     asi::require_listing
     while read -r what type path; do
         if [[ "${what}" == target && "${type}" != [-d] ]]; then
+            asi::know_file
             asi::fail "${E_UNSAFE_IMAGE}" "/${path} is neither a regular file nor a directory (type '${type}')"
         fi
     done < "${ASI_SCRATCH}/listing"

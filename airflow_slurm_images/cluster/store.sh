@@ -83,13 +83,14 @@ asi::explain_disk() {
     return "${status}"
 }
 
-# asi::copy_and_hash - one read makes the copy and its hash. tee goes on after a write error and tells at the end.
+# asi::copy_and_hash - one read makes the copy and its hash. tee goes on after a write error and tells at the end. What it
+# says is told when it is waited for: the reason of a failure is looked for in the phase that failed.
 asi::copy_and_hash() {
-    tee -- "${ASI_PARTIAL}" <&"${ASI_FD}" | asi::sha256
+    { tee -- "${ASI_PARTIAL}" <&"${ASI_FD}" | asi::sha256; } 2> "${ASI_ATTEMPT_DIR}/hash.log"
 }
 
 asi::hash_descriptor() {
-    asi::sha256 <&"${ASI_FD}"
+    asi::sha256 <&"${ASI_FD}" 2> "${ASI_ATTEMPT_DIR}/hash.log"
 }
 
 asi::hash_partial() {
@@ -111,8 +112,8 @@ asi::begin_hash() {
     local way=asi::hash_descriptor size=''
     exec {ASI_FD}< "${ASI_WORK}"
     ASI_IDENTITY="$(asi::identity "/proc/self/fd/${ASI_FD}")"
-    ASI_PARTIAL="${ASI_STORE}/.partial-${ASI_TOKEN}"
-    rm -f -- "${ASI_PARTIAL}" # of this attempt, before Slurm started it again
+    ASI_PARTIAL="${ASI_STORE}/.partial-${ASI_TOKEN}-${SLURM_RESTART_COUNT}"
+    rm -f -- "${ASI_STORE}/.partial-${ASI_TOKEN}"-* # of this attempt, before Slurm started it again
     if asi::copies; then
         read -r _ _ size _ <<< "${ASI_IDENTITY}"
         asi::require_space "${ASI_STORE}" "$((size / 1024 + 1))" 'the file needs'
@@ -121,14 +122,16 @@ asi::begin_hash() {
     asi::begin hash "${way}"
 }
 
-# asi::end_hash - wait for it, unless that was done, and see that it is of the file that is there: a file of the store
+# asi::end_hash - wait for it, unless that was done, and see that it is of the file that is there; a file of the store
 # that is used again holds the bytes of its name.
 asi::end_hash() {
     local status=0 size=''
     if [[ -n "${ASI_RESULT_SHA256}" ]]; then
         return 0
     fi
+    asi::phase hash
     asi::end hash || status=$?
+    cat -- "${ASI_ATTEMPT_DIR}/hash.log" >&2
     asi::compare_identity
     if asi::copies; then
         read -r _ _ size _ <<< "${ASI_IDENTITY}"
@@ -143,6 +146,15 @@ asi::end_hash() {
     ASI_RESULT_SHA256="$(< "${ASI_SCRATCH}/hash")"
     if [[ -n "${ASI_EXISTING_SHA256}" && "${ASI_RESULT_SHA256}" != "${ASI_EXISTING_SHA256}" ]]; then
         asi::fail "${E_STORE_CORRUPT}" "${ASI_WORK} holds other bytes than its name says; nothing was overwritten"
+    fi
+}
+
+# asi::know_file - before a failure counts that may be one of another file than the one that was meant.
+asi::know_file() {
+    local -r phase="${ASI_PHASE}"
+    if [[ -z "${ASI_RESULT_SHA256}" ]]; then
+        asi::end_hash
+        asi::phase "${phase}"
     fi
 }
 
@@ -195,8 +207,10 @@ asi::add_to_store() {
     local -r target="${ASI_STORE}/${ASI_RESULT_SHA256}.sqsh"
     local round=0 status=0
     ASI_LOCKS="${ASI_STORE%/store/sha256}/aliases/.locks"
-    if [[ ! -e "${ASI_PARTIAL}" ]]; then
+    if asi::moves; then
         asi::bring_over
+    elif [[ ! -e "${ASI_PARTIAL}" ]]; then # a given file is nobody's to move
+        asi::cannot_store 'the copy is gone'
     fi
     asi::set_mode "${ASI_PARTIAL}" 0440 0400 || asi::cannot_store 'cannot set mode and group of the file'
     sync -- "${ASI_PARTIAL}" || asi::cannot_store 'the file cannot be written to disk'

@@ -16,6 +16,7 @@ scratch="${ASI_SCRATCH}"
 ASI_EXISTING_SHA256="${ASI_EXISTING_SHA256:-}"
 
 asi::imports() { [[ "${ASI_OPERATION}" == import_oci && -z "${ASI_EXISTING_SHA256}" ]]; }
+asi::phase() { ASI_PHASE="$1"; }
 asi::log() { printf 'asi: %s\n' "$*"; }
 asi::fail() {
     local -r code="$1"
@@ -40,6 +41,7 @@ source "${cluster}/squashfs.sh"
 source "${cluster}/locks.sh"
 source "${cluster}/store.sh"
 ASI_HASH_TOOL=sha256sum
+ASI_PHASE=start
 ASI_SCRATCH="${scratch}"
 exec {ASI_GUARD}> /dev/null
 if [[ -n "${ASI_TEST_HOOKS:-}" ]]; then

@@ -185,7 +185,7 @@ def test_sigterm_leaves_a_record_and_nothing_else(cluster: LocalCluster) -> None
     assert (done.record.exit_status, done.record.phase) == (143, "import")
     assert cluster.slurm.leftovers() == []
     assert secrets_in(done.directory) == []
-    assert cluster.slurm.processes() == []
+    assert cluster.slurm.processes() == {}
 
 
 HANG = 'touch "${0%/*}/asked"; sleep 1000'
@@ -217,7 +217,7 @@ def test_a_tool_that_does_not_answer_holds_up_no_signal(cluster: LocalCluster, q
     assert process.wait(20) == 143
     assert (done.record.exit_status, done.record.phase) == (143, phase)
     assert cluster.slurm.leftovers() == []
-    assert cluster.slurm.processes() == []
+    assert cluster.slurm.processes() == {}
 
 
 def test_a_batch_shell_killed_alone_leaves_nothing_for_longer_than_five_seconds(cluster: LocalCluster) -> None:

@@ -18,13 +18,6 @@ REASONS = {NO_SPACE: "no_space", QUOTA: "quota"}
 CLUSTER = Path(job_script.__file__).parents[1] / "cluster"
 
 
-def reason(done: Outcome) -> str:
-    """What the failed job is explained by."""
-    logs = {name: done.directory / name for name in ("slurm.out", "enroot.log", "inspect.log")}
-    texts = {name: path.read_text()[-8192:] for name, path in logs.items() if path.exists()}
-    return failures.explain(done.status, done.record.phase, texts).reason
-
-
 def full_listing(cluster: LocalCluster) -> None:
     """The listing cannot be written; all else can."""
     cluster.slurm.tool("mkfifo", '/usr/bin/mkfifo "$@"\nlast="${@: -1}"\nln -sfn /dev/full "${last%/*}/listing"')
@@ -55,7 +48,7 @@ def test_a_listing_that_is_not_whole_is_no_proof_of_a_safe_image(cluster: LocalC
     spoil(cluster)
     done = cluster.run(inspect_request(image("/etc/fstab is a link"), "client"))
     assert done.status == 70, done.output
-    assert reason(done) == expected
+    assert done.reason == expected
     assert "Filesystem" in done.output
     assert cluster.slurm.enroot_calls("start") == []
 
@@ -94,14 +87,14 @@ def test_a_description_that_cannot_be_written_fails_the_job(cluster: LocalCluste
         )
     done = Outcome(plan, job_id, cluster.slurm.run(job_id))
     assert (done.status, done.record.phase) == (70, "examine"), done.output
-    assert reason(done) == "no_space"
+    assert done.reason == "no_space"
 
 
 @pytest.mark.parametrize("words", REASONS)
 def test_scratch_that_cannot_be_made_for_want_of_room_is_told_so(cluster: LocalCluster, words: str) -> None:
     cluster.slurm.tool("mktemp", f'echo "mktemp: failed to create directory: {words}" >&2\nexit 1')
     done = cluster.run(inspect_request(image("plain")))
-    assert (done.status, reason(done)) == (89, REASONS[words])
+    assert (done.status, done.reason) == (89, REASONS[words])
     assert "Filesystem" in done.output
     assert str(cluster.workspace) in done.output
 
@@ -112,7 +105,7 @@ def test_an_early_write_that_fails_for_want_of_room_is_told_so(cluster: LocalClu
         "mkdir", f'[[ "$*" != *output/static* ]] || {{ echo "mkdir: {words}" >&2; exit 1; }}\nexec /bin/mkdir "$@"'
     )
     done = cluster.run(inspect_request(image("plain")))
-    assert (done.status, done.record.phase, reason(done)) == (70, "space", REASONS[words])
+    assert (done.status, done.record.phase, done.reason) == (70, "space", REASONS[words])
 
 
 # --- while an image runs
@@ -125,7 +118,7 @@ def test_a_disk_that_is_full_when_the_inspection_fails_is_seen_by_the_job(
     cluster.slurm.tool("dd", f'echo "dd: error writing: {words}" >&2\nexit 1')
     cluster.slurm.enroot_does("start", f"exit {status}")
     done = cluster.run(inspect_request(image("plain"), "client"))
-    assert failures.EXIT_CODES[done.status].reason == REASONS[words] == reason(done), done.output
+    assert failures.EXIT_CODES[done.status].reason == REASONS[words] == done.reason, done.output
     assert failures.EXIT_CODES[done.status].retryable
     assert "Filesystem" in done.output
 
@@ -156,11 +149,11 @@ def test_an_image_that_speaks_of_a_full_disk_is_not_believed(
 ) -> None:
     cluster.slurm.enroot_does("start", f"printf '%s\\n' '{lie}' >&2\nexit {status}")
     done = cluster.run(inspect_request(image("plain"), "client"))
-    assert reason(done) == expected, done.output
+    assert done.reason == expected, done.output
 
 
 def test_what_an_image_said_explains_no_later_failure(cluster: LocalCluster) -> None:
     cluster.slurm.enroot_does("start", f'echo \'{NO_SPACE}\' >&2\ncat "${{here}}/facts.json" > "${{facts}}"')
     cluster.slurm.tool("sync", '[[ "$*" != *.partial-* ]] || { echo "sync: error" >&2; exit 1; }\nexec /bin/sync "$@"')
     done = cluster.run(inspect_request(image("plain"), "client", name="copy", copy_to_store=True))
-    assert (done.status, reason(done)) == (88, "store_write"), done.output
+    assert (done.status, done.reason) == (88, "store_write"), done.output

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,34 @@ from tests.shell.fake_slurm.login import LocalCluster, Outcome, inspect_request
 
 HASHES = '[[ "$(readlink /proc/self/fd/0)" != /dev/null ]] || exec /usr/bin/sha256sum'  # the job asks whether it works
 BOUNDED_WAIT = 'for _ in {{1..600}}; do [[ ! -e "{mark}" ]] || break; sleep 0.05; done; [[ -e "{mark}" ]] || exit 1'
+
+
+NO_SPACE = "No space left on device"
+WAITING = {
+    "version": ("enroot", 'touch "${0%/*}/asked"; sleep 1000'),
+    "hash": ("openssl", f'{HASHES}\ntouch "${{0%/*}}/asked"; sleep 1000'),
+}
+
+
+def waiting(cluster: LocalCluster, question: str) -> tuple[subprocess.Popen[bytes], Outcome]:
+    """A job whose tool does not come back, while the shell waits for it."""
+    cluster.slurm.tool(*WAITING[question])
+    plan, job_id = cluster.place(inspect_request(image("plain"), name="copy", copy_to_store=True))
+    process = cluster.slurm.start(job_id)
+    done = Outcome(plan, job_id, 0)
+    phase = done.directory / "phase"
+    wanted = {"version": "check ", "hash": "hash "}[question]
+    assert wait_until(lambda: (cluster.slurm.enroot / "asked").exists() and phase.read_text().startswith(wanted), 20)
+    return process, done
+
+
+@pytest.fixture
+def small(cluster: LocalCluster) -> Iterator[Path]:
+    """Scratch that is nearly full, while df does not tell."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(cluster.slurm.scratch)], check=True)
+    cluster.slurm.tool("df", "exit 1")
+    yield cluster.slurm.scratch
+    subprocess.run(["umount", "--lazy", str(cluster.slurm.scratch)], check=True)
 
 
 @pytest.fixture
@@ -64,21 +97,37 @@ def test_a_broken_file_does_not_wait_for_its_hash(cluster: LocalCluster, tmp_pat
     cluster.slurm.tool("openssl", f"{HASHES}\nexec sleep 1000")
     done = cluster.run(inspect_request(path, name="copy", copy_to_store=True))
     assert failures.EXIT_CODES[done.status].reason == "broken_squashfs", done.output
-    assert cluster.slurm.processes() == []
+    assert cluster.slurm.processes() == {}
 
 
-def test_a_signal_ends_the_hash_too(cluster: LocalCluster) -> None:
-    cluster.slurm.tool("openssl", f"{HASHES}\nexec sleep 1000")
-    plan, job_id = cluster.place(inspect_request(image("plain"), name="copy", copy_to_store=True))
-    process = cluster.slurm.start(job_id)
-    done = Outcome(plan, job_id, 0)
-    phase = done.directory / "phase"
-    assert wait_until(lambda: phase.exists() and phase.read_text().startswith("hash "), 20)
+@pytest.mark.parametrize("question", WAITING)
+def test_a_signal_ends_what_runs_beside(cluster: LocalCluster, question: str) -> None:
+    process, done = waiting(cluster, question)
     process.terminate()
     assert process.wait(20) == 143
-    assert (done.record.exit_status, done.record.phase) == (143, "hash")
-    assert cluster.slurm.processes() == []
+    assert done.record.exit_status == 143
+    assert cluster.slurm.processes() == {}
     assert list((cluster.workspace / "store/sha256").iterdir()) == []
+
+
+@pytest.mark.parametrize("question", WAITING)
+def test_a_batch_shell_that_is_signalled_last_tells_of_the_signal(cluster: LocalCluster, question: str) -> None:
+    process, done = waiting(cluster, question)
+    for pid in cluster.slurm.processes():
+        if pid != process.pid:
+            os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)  # the tool ends, and the shell sees it before its own signal comes
+    process.terminate()
+    assert process.wait(20) == 143
+    assert done.record.exit_status == 143
+
+
+@pytest.mark.parametrize("question", WAITING)
+def test_a_batch_shell_killed_alone_leaves_nothing_beside(cluster: LocalCluster, question: str) -> None:
+    process, _ = waiting(cluster, question)
+    process.kill()
+    process.wait(5)
+    assert wait_until(lambda: not cluster.slurm.leftovers() and not cluster.slurm.processes(), 6)
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -94,4 +143,59 @@ def test_a_copy_does_not_stay_behind_an_inspection_that_failed(cluster: LocalClu
     cluster.slurm.enroot_does("start", 'ls -A "${here}" > /dev/null\nexit 91')
     done = cluster.run(inspect_request(image("plain"), "client", name="copy", copy_to_store=True))
     assert failures.EXIT_CODES[done.status].reason == "inspection_failed", done.output
+    assert list((cluster.workspace / "store/sha256").iterdir()) == []
+
+
+def test_what_enroot_says_besides_its_version_is_not_kept(cluster: LocalCluster) -> None:
+    cluster.slurm.tool(
+        "enroot",
+        f'[[ $1 != version ]] || {{ yes "{NO_SPACE}" | head -c 9000000 >&2; echo 4.1.2; yes more | head -c 9000000; }}',
+    )
+    done = cluster.run(inspect_request(image("plain")))
+    assert failures.EXIT_CODES[done.status].reason == "tool_missing", done.output[:2000]
+    assert NO_SPACE not in done.output
+    assert len(done.output) < 10000
+
+
+FULL = {
+    "openssl": f"{HASHES}\n{{fill}}\nexec sha256sum",
+    "unsquashfs": '[[ "$*" != *-cat* ]] || {fill}\nexec /usr/bin/unsquashfs "$@"',
+}
+
+
+@pytest.mark.parametrize("tool", FULL)
+def test_scratch_that_fills_up_is_told_as_such(cluster: LocalCluster, small: Path, tool: str) -> None:
+    cluster.slurm.tool(tool, FULL[tool].format(fill=f'cat /dev/zero > "{small}/fill" 2> /dev/null || true'))
+    done = cluster.run(inspect_request(image("plain")))
+    assert done.reason == "no_space", done.output
+
+
+def test_a_copy_that_failed_is_told_as_such_also_when_the_start_failed(cluster: LocalCluster) -> None:
+    cluster.slurm.tool(
+        "tee",
+        f"""[[ "$*" != *.partial-* ]] || {{ cat > /dev/null; echo "tee: {NO_SPACE}" >&2; exit 1; }}
+        exec /usr/bin/tee "$@" """,
+    )
+    cluster.slurm.enroot_does("start", "exit 91")
+    done = cluster.run(inspect_request(image("plain"), "client", name="copy", copy_to_store=True))
+    assert (done.status, done.record.phase, done.reason) == (88, "hash", "no_space"), done.output
+
+
+def test_a_file_replaced_by_an_unsafe_one_has_changed(cluster: LocalCluster, tmp_path: Path) -> None:
+    path, other = tmp_path / "given.sqsh", tmp_path / "other.sqsh"
+    path.write_bytes(image("plain").read_bytes())
+    other.write_bytes(image("/etc is a link").read_bytes())
+    cluster.slurm.tool("unsquashfs", f'[[ "$*" != *-lls* ]] || mv "{other}" "{path}"\nexec /usr/bin/unsquashfs "$@"')
+    done = cluster.run(inspect_request(path, "client"))
+    assert failures.EXIT_CODES[done.status].reason == "changed_during_inspection", done.output
+
+
+def test_a_copy_that_is_gone_never_moves_the_given_file(cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "given.sqsh"
+    path.write_bytes(image("plain").read_bytes())
+    after_its_size = '[[ "$*" != "-c %s -- "*.partial-* ]] || rm -f -- "${@: -1}"'
+    cluster.slurm.tool("stat", f'/usr/bin/stat "$@" || exit\n{after_its_size}')
+    done = cluster.run(inspect_request(path, name="copy", copy_to_store=True))
+    assert failures.EXIT_CODES[done.status].reason == "store_write", done.output
+    assert path.exists()
     assert list((cluster.workspace / "store/sha256").iterdir()) == []

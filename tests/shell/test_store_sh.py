@@ -36,7 +36,7 @@ class Job:
     @property
     def partial(self) -> Path:
         """Temporary name in the store."""
-        return self.ws.store / f".partial-{self.token}"
+        return self.ws.store / f".partial-{self.token}-0"
 
     def command(self, small: str = "") -> tuple[list[str], dict[str, str]]:
         """Arguments and environment of the harness."""
@@ -50,6 +50,7 @@ class Job:
             "ASI_SCRATCH": str(self.scratch),
             "ASI_ATTEMPT_DIR": str(self.scratch),
             "ASI_TOKEN": self.token,
+            "SLURM_RESTART_COUNT": "0",
             "ASI_GROUP": "",
             "ASI_OPERATION": "import_oci",
             "ASI_COPY_TO_STORE": "0",

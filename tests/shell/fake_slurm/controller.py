@@ -136,15 +136,15 @@ class FakeSlurm:
         """What is left in the scratch root."""
         return sorted(os.listdir(self.scratch))
 
-    def processes(self) -> list[str]:
-        """Command lines of the processes that mention our directory, there or by where they are."""
-        found = []
+    def processes(self) -> dict[int, str]:
+        """Command lines of the processes that mention the test's directory, there or by where they are."""
+        found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 place = os.readlink(entry / "cwd")
             except OSError:
                 continue
-            if str(self.root) in line or str(self.root) in place:
-                found.append(line)
+            if str(self.root.parent) in line or str(self.root.parent) in place:
+                found[int(entry.name)] = line
         return found

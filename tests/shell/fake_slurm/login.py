@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from airflow.providers.common.compat.sdk import Connection
 
-from airflow_slurm_images.core import job_script
+from airflow_slurm_images.core import failures, job_script
 from airflow_slurm_images.core.plan import LifecyclePlan
 from airflow_slurm_images.core.records import CompletionRecord
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, build_import, build_inspect
@@ -156,6 +156,13 @@ class Outcome:
     def record(self) -> CompletionRecord:
         """The completion record."""
         return CompletionRecord.model_validate_json((self.directory / "completion.json").read_bytes())
+
+    @property
+    def reason(self) -> str:
+        """What the failed job is explained by."""
+        logs = {name: self.directory / name for name in ("slurm.out", "enroot.log", "inspect.log")}
+        texts = {name: path.read_text(errors="replace")[-8192:] for name, path in logs.items() if path.exists()}
+        return failures.explain(self.status, self.record.phase, texts).reason
 
 
 def import_request(kind: str = "generic", **values: Any) -> ImportRequest:
