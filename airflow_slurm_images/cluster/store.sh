@@ -131,7 +131,7 @@ asi::end_hash() {
     fi
     asi::phase hash
     asi::end hash || status=$?
-    cat -- "${ASI_ATTEMPT_DIR}/hash.log" >&2
+    cat -- "${ASI_ATTEMPT_DIR}/hash.log" >&2 || true
     asi::compare_identity
     if asi::copies; then
         read -r _ _ size _ <<< "${ASI_IDENTITY}"
