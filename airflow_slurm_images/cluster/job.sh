@@ -68,10 +68,17 @@ asi::log() {
     printf 'asi: %s\n' "$*"
 }
 
+# asi::hear_signal - Slurm signals what a job runs before the shell that waits for it: what looks like a failure may be
+# the end of the job, and then our trap is to tell.
+asi::hear_signal() {
+    sleep 0.3
+}
+
 # asi::fail CODE TEXT - say why and end with CODE; the exit trap writes the completion record.
 asi::fail() {
     local -r code="$1"
     shift
+    asi::hear_signal
     printf 'asi: error: %s\n' "$*" >&2
     exit "${code}"
 }
@@ -199,6 +206,7 @@ asi::finish() {
 
 # asi::unexpected LINE - a command failed that nobody expected to fail.
 asi::unexpected() {
+    asi::hear_signal
     printf 'asi: error: unexpected failure in line %s of phase %s\n' "$1" "${ASI_PHASE}" >&2
     exit "${E_INTERNAL}"
 }

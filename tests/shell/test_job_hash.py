@@ -111,17 +111,32 @@ def test_a_signal_ends_what_runs_beside(cluster: LocalCluster, question: str) ->
     assert list((cluster.workspace / "store/sha256").iterdir()) == []
 
 
-@pytest.mark.parametrize("question", WAITING)
-def test_a_batch_shell_that_is_signalled_last_tells_of_the_signal(cluster: LocalCluster, question: str) -> None:
-    process, done = waiting(cluster, question)
+def signal_shell_last(cluster: LocalCluster, process: subprocess.Popen[bytes]) -> int:
+    """End a job as Slurm does; returns the batch script's exit status."""
     for pid in cluster.slurm.processes():
         if pid != process.pid:
             with contextlib.suppress(ProcessLookupError):  # ended by the signal to another one
                 os.kill(pid, signal.SIGTERM)
-    time.sleep(0.3)  # the tool ends, and the shell sees it before its own signal comes
+    time.sleep(0.1)  # what ran ends, and the shell sees it before its own signal comes
     process.terminate()
-    assert process.wait(20) == 143
+    return process.wait(20)
+
+
+@pytest.mark.parametrize("question", WAITING)
+def test_a_batch_shell_that_is_signalled_last_tells_of_the_signal(cluster: LocalCluster, question: str) -> None:
+    process, done = waiting(cluster, question)
+    assert signal_shell_last(cluster, process) == 143
     assert done.record.exit_status == 143
+
+
+@pytest.mark.parametrize("tool", ["sha256sum", "cmp", "od", "stat"])
+def test_a_short_command_that_the_signal_hits_first_is_no_reason(cluster: LocalCluster, tool: str) -> None:
+    cluster.slurm.tool(tool, f'touch "${{0%/*}}/asked"; sleep 5; exec /usr/bin/{tool} "$@"')
+    plan, job_id = cluster.place(inspect_request(image("plain")))
+    process = cluster.slurm.start(job_id)
+    assert wait_until((cluster.slurm.enroot / "asked").exists, 20)
+    assert signal_shell_last(cluster, process) == 143
+    assert Outcome(plan, job_id, 143).record.exit_status == 143
 
 
 @pytest.mark.parametrize("question", WAITING)
