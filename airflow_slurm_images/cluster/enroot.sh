@@ -178,7 +178,7 @@ asi::import() {
     asi::refuse_outside
     asi::guard_mkdir
     asi::make_import_cache
-    ASI_WORK="${ASI_SCRATCH}/work/image.sqsh"
+    ASI_WORK="${ASI_SCRATCH}/made/image.sqsh"
     ASI_WORK_OWNED=1
     asi::tool "${log}" "${ASI_IMPORT_TIMEOUT}" env "${environment[@]}" \
         enroot import --arch "${ASI_ARCH:-$(uname -m)}" --output "${ASI_WORK}" \

@@ -117,7 +117,7 @@ asi::make_scratch() {
     asi::sweep_scratch "${root}"
     ASI_SCRATCH="$(mktemp -d "${root}/asi-${ASI_TOKEN}.XXXXXX")" \
         || asi::fail "${E_SCRATCH}" "cannot make a private directory below ${root} on ${SLURMD_NODENAME}"
-    mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,work}
+    mkdir "${ASI_SCRATCH}"/{run,data,tmp,home,mount,made}
     exec {ASI_ALIVE}> "${ASI_SCRATCH}/alive"
     flock --nonblock "${ASI_ALIVE}"
     uname -n > "${ASI_SCRATCH}/node" # only now: a sweep looks at what has a node, and asks for the lock

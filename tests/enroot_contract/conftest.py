@@ -118,7 +118,7 @@ def image(base_layer: Tree) -> Image:
         Env=[f"PATH={PATH_INSIDE}", "FROM_IMAGE=yes"],
         Entrypoint=["/bin/echo", "entrypoint's"],
         Cmd=["own", "words"],
-        WorkingDir="/work/dir",
+        WorkingDir="/app/dir",
         Volumes={"/volume": {}},
         Labels={"a.label": "its value"},
     )

@@ -55,10 +55,10 @@ def test_the_image_s_script_runs_its_command_without_words(enroot: Enroot, regis
 
 
 def test_the_image_s_script_starts_in_its_working_directory(enroot: Enroot, odd: OddRegistry, base_layer: Tree) -> None:
-    image = build([base_layer], Cmd=["/bin/sh", "-c", 'pwd; echo "it\'s $0"', "q'd"], WorkingDir="/work/dir")
+    image = build([base_layer], Cmd=["/bin/sh", "-c", 'pwd; echo "it\'s $0"', "q'd"], WorkingDir="/app/dir")
     odd.add("team/tool", image, "1", media_type=OCI_MANIFEST)
     assert enroot.import_(odd.uri("team/tool:1")).status == 0
-    assert enroot("start", str(enroot.base / "image.sqsh")).lines == ["/work/dir", "it's q'd"]
+    assert enroot("start", str(enroot.base / "image.sqsh")).lines == ["/app/dir", "it's q'd"]
 
 
 def test_a_script_of_ours_replaces_the_image_s(enroot: Enroot, registry: DockerRegistry) -> None:

@@ -8,7 +8,6 @@ what prune may remove disappears.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -122,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
         result = parse(process.communicate()[0], mark)
         refused = result.text("refused")
         if refused == "not_visible":  # true, where housekeeping without a grace period came between
-            assert f"{hashlib.sha256(content.encode()).hexdigest()}.sqsh" not in self.ws.files()
+            assert not self.ws.file_of(content).exists()
         else:
             assert refused in {"", "unavailable", "integrity"}
         self.shown[name] = self.shown[name] | {content}

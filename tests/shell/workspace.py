@@ -75,12 +75,15 @@ class Workspace:
         """Names of everything in the store, sorted."""
         return sorted(path.name for path in self.store.iterdir())
 
+    def file_of(self, content: str) -> Path:
+        """Where the store holds ``content``, if it does."""
+        return self.store / f"{hashlib.sha256(content.encode()).hexdigest()}.sqsh"
+
     def add(self, content: str) -> Path:
         """A store file holding ``content``, as a job leaves it."""
-        data = content.encode()
-        path = self.store / f"{hashlib.sha256(data).hexdigest()}.sqsh"
+        path = self.file_of(content)
         if not path.exists():
-            path.write_bytes(data)
+            path.write_bytes(content.encode())
             path.chmod(0o440 if self.group else 0o400)
         return path
 
