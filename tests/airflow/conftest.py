@@ -15,9 +15,9 @@ import pytest
 
 from tests.airflow.dag_runs import DagRunner, Run
 from tests.cluster.box import Box
-from tests.cluster.conftest import box_accounting, enroot_dir, image_layouts, push_images
+from tests.cluster.conftest import box_accounting, enroot_dir, image_layouts, push_images, shared_boxes
 
-__all__ = ["box_accounting", "enroot_dir", "image_layouts", "push_images"]
+__all__ = ["box_accounting", "enroot_dir", "image_layouts", "push_images", "shared_boxes"]
 
 
 @pytest.fixture(scope="session")

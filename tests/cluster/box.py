@@ -172,6 +172,19 @@ class Box(Commands):
             raise BoxError("this box has no accounting")
         return self._accounting
 
+    def repair(self) -> None:
+        """Start what a test has stopped and, as it failed meanwhile, not started again."""
+        stopped = [
+            (self.sshd.daemon, self.start_sshd),
+            (self.slurm.slurmctld, self.start_slurmctld),
+            (self.slurm.slurmd, self.start_slurmd),
+        ]
+        if self._accounting:
+            stopped.insert(0, (self._accounting.slurmdbd, self.start_slurmdbd))
+        for daemon, start in stopped:
+            if not daemon.running:
+                start()
+
     def start_slurmctld(self) -> None:
         self.slurm.start_slurmctld()
 

@@ -28,15 +28,33 @@ def enroot_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def box_accounting(enroot_dir: Path) -> Iterator[Box]:
-    with temporary_box(True, enroot_dir) as box:
-        yield box
+def shared_boxes() -> list[Box]:
+    """The boxes of this session that are running."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def repaired(shared_boxes: list[Box]) -> Iterator[None]:
+    """A test that fails while a daemon is away spoils the box for no other."""
+    yield
+    for box in shared_boxes:
+        box.repair()
 
 
 @pytest.fixture(scope="session")
-def box_plain(enroot_dir: Path) -> Iterator[Box]:
-    with temporary_box(False, enroot_dir) as box:
+def box_accounting(enroot_dir: Path, shared_boxes: list[Box]) -> Iterator[Box]:
+    with temporary_box(True, enroot_dir) as box:
+        shared_boxes.append(box)
         yield box
+        shared_boxes.remove(box)
+
+
+@pytest.fixture(scope="session")
+def box_plain(enroot_dir: Path, shared_boxes: list[Box]) -> Iterator[Box]:
+    with temporary_box(False, enroot_dir) as box:
+        shared_boxes.append(box)
+        yield box
+        shared_boxes.remove(box)
 
 
 @pytest.fixture(params=["accounting", "plain"], scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 from . import procfs
 from .errors import BoxError
 from .polling import wait_until
-from .space import ProcessSpace, kill, only_child
+from .space import ProcessSpace, end, kill, only_child
 
 LOG_TAIL_LINES = 30
 
@@ -70,7 +70,7 @@ class Daemon:
         """SIGTERM, then SIGKILL. Descendants are noted before, as they are orphans after."""
         below = procfs.descendants_of(self._pid) if with_descendants and self.running else []
         self._end(signal.SIGTERM, grace)
-        kill(below)
+        end(below)
 
     def kill(self) -> None:
         """SIGKILL at once, as a crash would."""

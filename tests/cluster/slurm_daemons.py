@@ -12,7 +12,7 @@ from . import procfs
 from .layout import Layout
 from .ports import Ports, listens
 from .process import Daemon
-from .space import CLEAN_ENV, ProcessSpace, kill
+from .space import CLEAN_ENV, ProcessSpace, end
 from .template import override, render, write_config
 
 # The one host of the box: controller, database daemon and node.
@@ -100,7 +100,7 @@ class Slurm:
         if end_steps:
             # Step daemons leave slurmd's tree on purpose: jobs survive a restart of slurmd.
             steps = self._space.pids("slurmstepd")
-            kill([*steps, *(pid for step in steps for pid in procfs.descendants_of(step))])
+            end([*steps, *(pid for step in steps for pid in procfs.descendants_of(step))])
 
     def _node_usable(self) -> bool:
         state = self._query("sinfo", "-h", "-N", "-p", PARTITION, "-o", "%t").strip()

@@ -31,6 +31,12 @@ def kill(pids: Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
+def end(pids: Sequence[int], timeout: float = 10) -> None:
+    """SIGKILL, and wait: a process is there for a moment after the signal."""
+    kill(pids)
+    wait_until(lambda: all(procfs.parent_of(pid) is None for pid in pids), timeout, 0.01)
+
+
 class ProcessSpace:
     """Gone with everything inside once stopped, or once the process that started it dies."""
 

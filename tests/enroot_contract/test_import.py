@@ -85,7 +85,7 @@ def test_the_image_s_configuration_becomes_files(enroot: Enroot, registry: Docke
     assert content(image, "etc/environment") == "PATH=/opt/tools:/bin\nFROM_IMAGE=yes\n"
     assert content(image, "etc/fstab").split()[:3] == ["${ENROOT_ROOTFS}/volume", "/volume", "none"]
     assert "# a.label its value\n" in content(image, "etc/rc")
-    assert {"etc/rc.local", "work/dir"} <= set(listing(image))
+    assert {"etc/rc.local", "app/dir"} <= set(listing(image))
 
 
 def test_the_default_name_is_made_from_repository_and_tag(enroot: Enroot, registry: DockerRegistry) -> None:

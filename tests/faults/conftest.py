@@ -10,10 +10,27 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cluster.box import Box
-from tests.cluster.conftest import box_accounting, box_plain, enroot_dir, image_layouts, push_images
+from tests.cluster.conftest import (
+    box_accounting,
+    box_plain,
+    enroot_dir,
+    image_layouts,
+    push_images,
+    repaired,
+    shared_boxes,
+)
 from tests.faults.scene import Scene
 
-__all__ = ["box_accounting", "box_plain", "enroot_dir", "environment", "image_layouts", "push_images"]
+__all__ = [
+    "box_accounting",
+    "box_plain",
+    "enroot_dir",
+    "environment",
+    "image_layouts",
+    "push_images",
+    "repaired",
+    "shared_boxes",
+]
 
 MakeScene = Callable[..., Scene]
 

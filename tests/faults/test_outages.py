@@ -20,19 +20,6 @@ OUTAGE = 6
 """Seconds, in the short form of these tests."""
 
 
-@pytest.fixture
-def repaired(box: Box) -> Iterator[None]:
-    """Whatever a test stops and does not start again would spoil the box for the others."""
-    yield
-    for daemon, start in (
-        (box.sshd.daemon, box.start_sshd),
-        (box.slurm.slurmctld, box.start_slurmctld),
-        (box.accounting.slurmdbd, box.start_slurmdbd),
-    ):
-        if not daemon.running:
-            start()
-
-
 def survives(scene: Scene, stop: Callable[[], None], start: Callable[[], None], seconds: float) -> None:
     """The job waits in its import, the daemon goes and comes, the job ends: one job, published."""
     scene.hold()
@@ -46,7 +33,6 @@ def survives(scene: Scene, stop: Callable[[], None], start: Callable[[], None], 
     scene.assert_settled(jobs=1, imports=1)
 
 
-@pytest.mark.usefixtures("repaired")
 class TestOutage:
     @deferred_first
     def test_sshd_stopped_and_started(self, scene: Scene) -> None:
