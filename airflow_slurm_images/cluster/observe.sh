@@ -1,20 +1,22 @@
 # shellcheck shell=bash
 # One look at all waiting jobs of one cluster: their completion records, phases and new output, one squeue for
 # all, and accounting only for those that neither record nor queue explains.
-# Standard input: one line a job, `INDEX JOB_ID JOB_NAME ATTEMPT_DIRECTORY STREAM OFFSET BYTES KEEP`.
+# Standard input: one line for each of ASI_JOBS jobs, `INDEX JOB_ID JOB_NAME ATTEMPT_DIRECTORY STREAM OFFSET BYTES KEEP
+# TOKEN`. No here-string and no here-document: before bash 5.1 they need room for a temporary file, and a look that is
+# cut short must never pass for an empty queue.
 # OFFSET `kept` goes on where STREAM was left: a restarted triggerer knows nothing, the run directory does. KEEP is what
 # to keep there from now on.
 
 readonly ASI_CONTROL_SECONDS=20 # for all questions to the controller about single jobs in one look
 readonly ASI_CONTROL_JOBS=20
+readonly ASI_WORDS=9 # of one line
 
-ASI_IDS=()
 ASI_NAMES=()
 ASI_OPEN=()
 declare -A ASI_QUEUED=() # of a job that has not begun: the file that was written at its submission -> its index
 
 asi::look() {
-    local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7" keep="$8"
+    local -r index="$1" id="$2" directory="$4" kept="$4/streamed.$5" bytes="$7" keep="$8" token="$9"
     local offset="$6" old=''
     if [[ ! -d "${directory}" || -L "${directory}" ]]; then
         asi::put_text "${index}.missing" "${directory}"
@@ -50,8 +52,9 @@ asi::look() {
     if [[ -f "${directory}/completion.json" ]]; then
         asi::forget_login "${directory}"
     fi
-    if [[ ! -e "${directory}/completion.json" ]] \
-        || ! grep -q '"exit_status":0,' -- "${directory}/completion.json" 2> /dev/null; then
+    if grep -q "\"token\":\"${token}\".*\"exit_status\":0," -- "${directory}/completion.json" 2> /dev/null; then
+        asi::put_text "${index}.over" 1 # said, not left to be read out of a queue that was not asked
+    else
         ASI_OPEN+=("${id}")
     fi
 }
@@ -83,27 +86,23 @@ asi::ask_controller() {
 }
 
 asi::main() {
-    local line='' id='' active=''
-    local -a word=() doubtful=() lines=() directories=()
-    local names='' ids=''
+    local id='' active='' names='' ids=''
+    local -i at=0
+    local -a word=() words=() doubtful=() directories=()
     asi::begin
-    while IFS= read -r line; do
-        read -r -a word <<< "${line}"
-        if ((${#word[@]} != 8)); then
-            continue
+    while read -r -a word; do
+        if ((${#word[@]} == ASI_WORDS)); then
+            words+=("${word[@]}")
+            ASI_NAMES+=("${word[2]}")
+            directories+=("${word[3]}")
         fi
-        ASI_IDS+=("${word[1]}")
-        ASI_NAMES+=("${word[2]}")
-        lines+=("${line}")
-        directories+=("${word[3]}")
     done <&"${ASI_PAYLOAD}"
-    if ((${#lines[@]} == 0)); then
-        return 0
+    if ((${#directories[@]} == 0 || ${#directories[@]} != ASI_JOBS)); then
+        asi::refuse unavailable "the login node read ${#directories[@]} of ${ASI_JOBS} jobs to look at"
     fi
     ls -a -- "${directories[@]}" > /dev/null 2>&1 # a look at a directory refreshes a file server's attribute cache
-    for line in "${lines[@]}"; do
-        read -r -a word <<< "${line}"
-        asi::look "${word[@]}"
+    for ((at = 0; at < ${#words[@]}; at += ASI_WORDS)); do
+        asi::look "${words[@]:at:ASI_WORDS}"
     done
     if ((${#ASI_QUEUED[@]} > 0)); then
         asi::queued_for
@@ -117,9 +116,9 @@ asi::main() {
     if ((ASI_STATUS != 0)); then
         return 0
     fi
-    active="$(asi::active_jobs)"
+    active=$'\n'"$(asi::active_jobs)"$'\n'
     for id in "${ASI_OPEN[@]}"; do
-        if ! grep -qx -- "${id}" <<< "${active}"; then
+        if [[ "${active}" != *$'\n'"${id}"$'\n'* ]]; then
             doubtful+=("${id}")
         fi
     done

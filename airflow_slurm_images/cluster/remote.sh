@@ -40,10 +40,11 @@ asi::end() {
     printf '\n%s end %s\n' "${ASI_MARK}" "$1"
 }
 
-# asi::put NAME - one field of the result; its bytes come from standard input.
+# asi::put NAME - one field of the result; its bytes come from standard input. A field that could not be told whole is
+# spoilt, so that what is left of it, or nothing, is not taken for it.
 asi::put() {
     printf '\n%s %s ' "${ASI_MARK}" "$1"
-    base64 | tr -d '\n'
+    base64 | tr -d '\n' || printf '!'
     printf '\n'
 }
 
@@ -95,8 +96,7 @@ asi::fixed_link() {
 # asi::active_jobs - ids of the jobs in squeue's answer (ASI_OUTPUT) that may still run: all but those in a state that
 # is an end, so a held job, or a state of a later Slurm, is active.
 asi::active_jobs() {
-    awk -F '|' 'NF > 1 && $2 !~ /^(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)/ { print $1 }' \
-        <<< "${ASI_OUTPUT}"
+    printf '%s\n' "${ASI_OUTPUT}" | awk -F '|' 'NF > 1 && $2 !~ /^(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)/ { print $1 }'
 }
 
 # asi::refuse WORD TEXT - the command cannot be done; WORD says which error it becomes.

@@ -65,7 +65,7 @@ def payload(watches: Sequence[Watch]) -> bytes:
     """Standard input of ``observe.sh``: one line a job."""
     lines = [
         f"{index} {watch.job_id} {watch.job_name} {watch.directory} {watch.stream} "
-        f"{'kept' if watch.log_offset is None else watch.log_offset} {watch.log_bytes} {watch.log_kept}\n"
+        f"{'kept' if watch.log_offset is None else watch.log_offset} {watch.log_bytes} {watch.log_kept} {watch.token}\n"
         for index, watch in enumerate(watches)
     ]
     return "".join(lines).encode()
@@ -74,6 +74,7 @@ def payload(watches: Sequence[Watch]) -> bytes:
 def variables(watches: Sequence[Watch]) -> dict[str, str]:
     """Constants of ``observe.sh``; the start bound is the oldest submission by the cluster's own clock."""
     return {
+        "ASI_JOBS": str(len(watches)),
         "ASI_SINCE": min(watch.submitted_at for watch in watches),
         "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
         "ASI_SACCT_FIELDS": SACCT_FIELDS,
@@ -82,7 +83,7 @@ def variables(watches: Sequence[Watch]) -> dict[str, str]:
 
 def read(result: RemoteResult, watches: Sequence[Watch]) -> list[Observation]:
     """Observations in the order of ``watches``; what concerns one job never touches another."""
-    queue = _queue(result)
+    queue = queue_answer(result)
     accounting = _accounting(result)
     queued_for = dict(line.split(" ", 1) for line in result.text("queued_for").splitlines() if " " in line)
     return [
@@ -104,9 +105,10 @@ def _read_one(
     claimed_by = whole_number(claim[0]) if claim else None
     phase = result.text(f"{index}.phase").split()
     offset = whole_number(result.text(f"{index}.offset"))
+    over = result.text(f"{index}.over") == "1"  # says its own record, so the queue need not be asked about it
     return Observation(
         evidence=Evidence(
-            queue=queue,
+            queue=QueueAnswer("ok") if over and queue.status == "unknown" else queue,
             completion=completion,
             accounting=accounting,
             control=_control(result, claimed_by or watch.job_id),
@@ -139,12 +141,6 @@ def read_completion(data: bytes | None, token: str) -> tuple[Completion, Complet
 def _answer(result: RemoteResult, name: str) -> tuple[int, str, str] | None:
     status = whole_number(result.text(f"{name}.rc"))
     return None if status is None else (status, result.text(f"{name}.out"), result.text(f"{name}.err"))
-
-
-def _queue(result: RemoteResult) -> QueueAnswer:
-    answer = _answer(result, "squeue")
-    # Not asked: every job of this look has its record, and a record outranks the queue.
-    return interpret_squeue(*answer) if answer else QueueAnswer("ok")
 
 
 def queue_answer(result: RemoteResult) -> QueueAnswer:

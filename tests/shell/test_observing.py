@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_slurm_images.core import remote
+from airflow_slurm_images.core import observation, remote
+from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.core.evidence import CompletionForeign, CompletionFound, CompletionInvalid, Limits
 from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.plan import LifecyclePlan
@@ -69,6 +70,57 @@ def test_a_queue_that_cannot_be_read_is_unknown_and_nothing_else_is_asked(cluste
     assert seen.evidence.queue.status == "unknown"
     assert "Unable to contact" in seen.evidence.queue.detail
     assert cluster.slurm.calls("sacct") == []
+
+
+NO_ROOM = ("/bin/bash", "-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "bash")
+"""No file of this command can grow, as in a full /tmp."""
+
+
+def test_no_room_for_temporary_files_never_makes_a_running_job_look_gone(cluster: LocalCluster) -> None:
+    """Before bash 5.1 a here-string is a temporary file."""
+    plan, job_id = cluster.place(import_request())
+    cluster.slurm.login_tool("squeue", f"echo '{job_id}|RUNNING|None|0:05|n1|{plan.job_name}'")
+    cluster.login_environment["BASH_COMPAT"] = "5.0"
+    cluster.wrapper = NO_ROOM
+    seen = look(cluster, plan, job_id)
+    assert [(row.job_id, row.state) for row in seen.evidence.queue.rows] == [(job_id, "RUNNING")]
+    assert seen.evidence.control is None
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_login_node_that_did_not_read_every_job_has_seen_none(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    plans = [cluster.place(import_request()) for _ in range(2)]
+    whole = observation.payload([watch_of(*plan) for plan in plans])
+    monkeypatch.setattr(observation, "payload", lambda _: b"".join(whole.splitlines(keepends=True)[:lines]))
+    with pytest.raises(ClusterUnavailableError, match=f"read {lines} of 2 jobs"):
+        cluster.hook.observe([watch_of(*plan) for plan in plans])
+
+
+def test_a_field_that_cannot_be_told_whole_spoils_the_answer(cluster: LocalCluster) -> None:
+    plan, job_id = cluster.place(import_request())
+    cluster.slurm.login_tool("base64", "exit 137")
+    with pytest.raises(ClusterUnavailableError, match="damaged"):
+        look(cluster, plan, job_id)
+
+
+def test_a_good_record_of_another_attempt_does_not_keep_the_queue_from_being_asked(cluster: LocalCluster) -> None:
+    done = cluster.run(import_request())
+    cluster.slurm.change(done.job_id, state="RUNNING", in_queue=True)
+    watch = watch_of(done.plan, done.job_id)
+    (seen,) = cluster.hook.observe([Watch(**{**watch.__dict__, "token": "f" * 32})])
+    assert seen.evidence.completion == CompletionForeign()
+    assert [row.job_id for row in seen.evidence.queue.rows] == [done.job_id]
+
+
+def test_a_record_that_says_success_and_cannot_be_read_is_named_in_the_end(cluster: LocalCluster) -> None:
+    done = cluster.run(import_request())
+    record = done.directory / "completion.json"
+    record.write_bytes(record.read_bytes().rstrip() + b" " * 2**20)
+    seen = look(cluster, done.plan, done.job_id)
+    assert isinstance(seen.evidence.completion, CompletionInvalid)
+    assert seen.evidence.queue.status == "ok"
 
 
 def test_an_absent_job_is_asked_for_by_id_name_and_the_clusters_own_time(cluster: LocalCluster) -> None:

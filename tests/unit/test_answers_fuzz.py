@@ -34,7 +34,17 @@ TEXT = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=12).map("".join
 NUMBERS = st.one_of(st.sampled_from(["0", "1", "124", "127", "481", "²", "٤", "", "-1", "9" * 5000]), TEXT)
 KEYS = (
     *("squeue.rc", "squeue.out", "squeue.err", "sacct.rc", "sacct.out", "sacct.err", "scontrol.481.rc"),
-    *("scontrol.481.out", "scontrol.481.err", "0.completion", "0.claim", "0.phase", "0.offset", "0.log", "0.missing"),
+    *(
+        "scontrol.481.out",
+        "scontrol.481.err",
+        "0.completion",
+        "0.claim",
+        "0.phase",
+        "0.offset",
+        "0.log",
+        "0.missing",
+        "0.over",
+    ),
     *("queued_for", "aa.plan", "aa.claim", "aa.job_id", "aa.completion", "aa.submitted_at", "aa.generation"),
     *("sbatch.rc", "sbatch.out", "sbatch.err", "submitted_at", "number", "moved", "previous", "alias_path"),
     *("report", "complete", "version.0.record", "stored.0.record"),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from airflow_slurm_images.core import observation
 from airflow_slurm_images.core.decide import CompletionFound, Evidence, Limits, Verdict
 from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import CompletionRecord
+from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.core.slurm import AccountingAnswer, AccountingRow, QueueAnswer, QueueRow
 from airflow_slurm_images.core.watch import CHUNK_LIMIT, SIGNAL_GRACE, STREAM_LIMIT, JobWatch, Line
 
@@ -179,6 +181,15 @@ def test_a_stream_name_cannot_leave_its_directory() -> None:
 
 
 # --- ends
+
+
+def test_an_answer_without_the_queue_is_doubt_and_never_an_empty_queue() -> None:
+    job = watch()
+    (blind,) = observation.read(RemoteResult(0, {}), [job.request()])
+    assert blind.evidence.queue.status == "unknown"
+    for now in (0.0, 121.0, 900.0):
+        verdict, lines = look(job, blind, now)
+        assert (verdict.kind, len(texts(lines, logging.WARNING))) == ("wait", 1)
 
 
 def test_a_superseded_job_is_not_the_end_the_one_that_claimed_is_followed() -> None:

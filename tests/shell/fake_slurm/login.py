@@ -39,7 +39,7 @@ class LocalCluster:
     """A hook whose commands run in a local ``bash``, a workspace, and the fake Slurm behind them.
 
     ``before`` and ``after`` are what login scripts print, ``login_environment`` is what they export, ``cut`` is how
-    many bytes of the staged files never arrive.
+    many bytes of the staged files never arrive, ``wrapper`` is a command that each command runs under.
     """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **profile: Any) -> None:
@@ -50,6 +50,7 @@ class LocalCluster:
         self.login_environment: dict[str, str] = {"PATH": os.environ["PATH"], "HOME": str(root)}
         self.umask = 0o022
         self.cut = 0
+        self.wrapper: tuple[str, ...] = ()
         self.commands: list[str] = []
         self.profile: dict[str, Any] = {
             "workspace_root": str(self.workspace),
@@ -74,7 +75,7 @@ class LocalCluster:
     def _exchange(self, _: object, command: str, stdin: bytes, timeout: float, where: str) -> bytes:
         self.commands.append(command)
         done = subprocess.run(
-            command.split(),
+            [*self.wrapper, *command.split()],
             input=stdin[: len(stdin) - self.cut] if b"asi::fence" in stdin else stdin,
             capture_output=True,
             env=self.login_environment,
