@@ -136,8 +136,11 @@ class SlurmHook(SSHHook):
         }
         stdin = remote.compose(verb, mark, constants, payload)
         client = ssh_exchange.connect(self.get_conn, self.where, self._connect_attempts)
-        raw = ssh_exchange.exchange(client, remote.COMMAND, stdin, timeout, self.where)
-        result = remote.parse(raw, mark)
+        try:
+            result = remote.parse(ssh_exchange.exchange(client, remote.COMMAND, stdin, timeout, self.where), mark)
+        except ClusterUnavailableError:
+            self.close()  # a path that went silent counts as open until TCP gives up, a quarter of an hour later
+            raise
         result.raise_refusal()
         if result.status != 0:
             # An answer that is whole but empty must not pass for "done".

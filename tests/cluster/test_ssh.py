@@ -16,6 +16,7 @@ from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.hooks.slurm import CONNECT_TIMEOUT, SlurmHook
 
 from .box import Box
+from .silent_path import SilentPath
 from .sqsh import changed, false_python, place, squash, tree_of
 from .works import CONN_ID, connection, inspect_task, slurm_hook
 
@@ -45,9 +46,9 @@ def asked(hook: SlurmHook) -> str:
 
 
 def test_many_tasks_at_once_get_through_a_narrow_door(box_plain: Box) -> None:
-    with server(box_plain, MaxStartups="5:50:10"), ThreadPoolExecutor(20) as pool:
-        hooks = [slurm_hook(box_plain) for _ in range(20)]
-        assert list(pool.map(asked, hooks)) == [box_plain.user] * 20
+    with server(box_plain, MaxStartups="5:50:10"), ThreadPoolExecutor(50) as pool:
+        hooks = [slurm_hook(box_plain) for _ in range(50)]
+        assert list(pool.map(asked, hooks)) == [box_plain.user] * 50
 
 
 def test_a_server_that_is_away_for_a_while_costs_nothing(box_plain: Box, image_layouts: dict[str, Path]) -> None:
@@ -78,6 +79,23 @@ def test_a_server_that_is_away_is_unavailable_and_may_be_retried(box_plain: Box)
     finally:
         box_plain.start_sshd()
     assert caught.value.retryable
+
+
+def test_a_path_that_goes_silent_costs_one_command_and_not_the_next(box_plain: Box) -> None:
+    """As behind a firewall that forgot the connection: it is neither answered nor closed."""
+    nothing = {"ASI_RUN_KEY": "", "ASI_SOURCE_DIGEST": "", "ASI_NAME": ""}
+    with SilentPath(box_plain.ssh_host, box_plain.ssh_port) as path:
+        through = connection(box_plain)
+        through.port = path.port
+        hook = SlurmHook(CONN_ID, connection=through)
+        assert [hook.run("prepare", nothing).text("login") for _ in range(2)] == [box_plain.user] * 2
+        assert path.connections == 1
+        path.go_silent()
+        with pytest.raises(ClusterUnavailableError):
+            hook.run("prepare", nothing, timeout=2)
+        assert hook.run("prepare", nothing).text("login") == box_plain.user
+        assert path.connections == 2
+        hook.close()
 
 
 def refused(hook: SlurmHook) -> tuple[ClusterUnavailableError, float]:

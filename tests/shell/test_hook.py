@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import Connection
 from airflow.providers.ssh.hooks.ssh import SSHHook
 from airflow.sdk.execution_time import task_runner
 
-from airflow_slurm_images.core.errors import InvalidRequestError
+from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError
 from airflow_slurm_images.core.observation import Watch
 from airflow_slurm_images.hooks.slurm import SlurmHook
 from airflow_slurm_images.hooks.ssh_exchange import ClusterAccessError
@@ -46,6 +46,31 @@ def forbid_airflow(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", NoSupervisor(), raising=False)
 
     return forbid
+
+
+class Client:
+    """A connection that is open as long as nobody closes it."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_connection_that_lost_an_answer_is_not_used_again_and_a_refusal_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = LocalCluster(tmp_path, monkeypatch)
+    hook, client = cluster.hook, Client()
+    hook.client = client  # type: ignore[assignment]
+    with pytest.raises(InvalidRequestError):
+        hook.get_image("nothing")
+    assert not client.closed
+    cluster.login_environment["PATH"] = "/nowhere"
+    cluster.wrapper = ("/usr/bin/head", "-c", "0")
+    with pytest.raises(ClusterUnavailableError, match="truncated"):
+        hook.list_images()
+    assert client.closed and hook.client is None
 
 
 def test_no_verb_asks_airflow_for_anything(
