@@ -50,7 +50,7 @@ class JobStateUnknownError(ClusterUnavailableError):
 
 
 class SubmissionRefusedError(ClusterUnavailableError):
-    """Slurm takes no more jobs for now (a submit limit, a full queue). Nothing was submitted."""
+    """Slurm does not take the job for now (a submit limit, a drained partition). Nothing was submitted."""
 
 
 class OtherVersionError(ClusterUnavailableError):

@@ -30,15 +30,28 @@ _LIMIT = "job submit limit"
 """Part of Slurm's one sentence for all limits; which one it is, older releases do not say."""
 _LIMIT_NAME = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 
+_PASSES = re.compile(
+    r"required (?:partition|node) not available|(?:not available|not usable) now|currently not available|nodes are busy|"
+    r"partition in down state|reservation is in use|maintenance reservation|start immediately|immediate execution|"
+    r"usage threshold|presently disabled|submissions disabled",
+    re.IGNORECASE,
+)
+"""Words of what a site's operators or time change, and no request can: a drained or inactive partition, a reservation
+that has not begun. Nothing was submitted."""
+
 _REFUSED = re.compile(
     r"invalid|unrecognized|unknown|ambiguous|not (found|available|permitted|allowed|valid|supported|configured)|"
     r"(can ?not|can't) be satisfied|denied|disabled|exceed|violat|more \w+ requested|"
     r"required|requested|specification|no partition specified|unspecified error|plugin terminated|"
-    r"incompatible versions|unable to open|batch script (is empty|contains)|permission",
+    r"incompatible versions|unable to open|batch script (is empty|contains)|permission|too long|dependency problem",
     re.IGNORECASE,
 )
 """Words with which the controller, a site's plugin or ``sbatch`` itself turns a job down ("Invalid partition name
 specified", "Requested time limit is invalid", "Unspecified error" of a submit plugin). Anything else is doubt."""
+
+_LAST_WORD = re.compile(r"Batch job submission failed: *(\S.*)")
+"""The controller's own answer, or what became of asking it. What stands beside it (a message of the day, a plugin's
+advice) is for people."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,8 @@ class SubmitAnswer:
     def read(cls, result: RemoteResult) -> SubmitAnswer:
         """Judge the answer of ``submit.sh``.
 
-        Raises InvalidRequestError when Slurm refused the job for good, SubmissionRefusedError when it takes no more
-        jobs for now.
+        Raises InvalidRequestError when Slurm refused the job for good, SubmissionRefusedError when it does not take it
+        for now.
         """
         status, output, errors = (
             result.text("sbatch.rc"),
@@ -68,23 +81,38 @@ class SubmitAnswer:
             except AmbiguousSubmissionError as err:
                 return cls(submitted_at, None, str(err))
         words = " ".join((errors or output).split())[:1000]
+        answers = _LAST_WORD.findall(errors or output)
+        judged = answers[-1] if answers else words
+        by_itself = (whole_number(status) or 124) < 124
         if status in ("126", "127"):
             raise InvalidRequestError(
                 f"sbatch was not found on the login node, or cannot be run: {words}",
                 remedy="Name the directory of the Slurm commands in the profile's slurm_bin.",
             )
-        if _FULL.search(words) or (_LIMIT in words and not _LIMIT_NAME.search(words)):
+        if _FULL.search(judged) or (_LIMIT in judged and _of_number(words)):
             raise SubmissionRefusedError(
                 f"Slurm takes no more jobs of this account for now, nothing was submitted: {words}",
                 remedy="The task may be retried when other jobs have ended. Give these tasks an Airflow pool with no "
                 "more slots than the limit (sacctmgr show qos, show assoc) allows.",
             )
-        if (whole_number(status) or 124) < 124 and _REFUSED.search(words) and not _DOUBT.search(words):
+        if by_itself and _PASSES.search(judged):
+            raise SubmissionRefusedError(
+                f"Slurm does not take the job for now, nothing was submitted: {words}",
+                remedy="The task may be retried when the partition, its nodes or the reservation are there again "
+                "(sinfo, scontrol show partition), with `retries` and `retry_delay`; or name another one in the profile.",
+            )
+        if by_itself and _REFUSED.search(judged) and not _DOUBT.search(judged):
             raise InvalidRequestError(
                 f"Slurm refused the job: {words}",
                 remedy="Correct the named setting (partition, account, qos, memory, time_limit ...) in the profile.",
             )
         return cls(submitted_at, None, words or f"sbatch ended with status {status} and no message")
+
+
+def _of_number(words: str) -> bool:
+    """Whether the limit is one on the number of jobs; the line before the last word names it, or nothing does."""
+    names = _LIMIT_NAME.findall(words)
+    return not names or any("Submit" in name for name in names)
 
 
 @dataclass(frozen=True)
