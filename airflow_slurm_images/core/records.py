@@ -99,6 +99,11 @@ class CompletionRecord(_Strict):
             raise ValueError("sqsh stands in the record of a job that ended well (exit_status 0), and only there")
         return self
 
+    @property
+    def signalled(self) -> bool:
+        """Whether the job, or the tool it ran, was ended by a signal; Slurm knows why."""
+        return self.exit_status > 128 or self.tool_status > 128
+
 
 class Distribution(_Strict):
     """One installed distribution: canonical name (PEP 503) and version."""

@@ -87,7 +87,7 @@ def _failure(verdict: Verdict, record: CompletionRecord | None, logs: Mapping[st
     if verdict.kind == "failed" and record is not None and (record.phase, record.tool_status) == ("import", 124):
         return _advised(JobState.TIMEOUT)
     by_state = advice is not None and verdict.state not in ("FAILED", "COMPLETED", "RUNNING", "COMPLETING")
-    if verdict.kind == "failed" and record is not None and not (by_state and _signalled(record)):
+    if verdict.kind == "failed" and record is not None and not (by_state and record.signalled):
         return failures.explain(record.exit_status, record.phase, logs)
     if verdict.kind == "failed" and record is None and verdict.exit_code in failures.EXIT_CODES and not by_state:
         return failures.explain(verdict.exit_code or 0, "", logs)
@@ -101,11 +101,6 @@ def _failure(verdict: Verdict, record: CompletionRecord | None, logs: Mapping[st
         remedy=verdict.remedy or (advice.remedy if advice else "Look into the run directory."),
         retryable=verdict.retryable,
     )
-
-
-def _signalled(record: CompletionRecord) -> bool:
-    """Whether the job, or the tool it ran, was ended by a signal."""
-    return record.exit_status > 128 or record.tool_status > 128
 
 
 def _advised(state: JobState) -> Failure:

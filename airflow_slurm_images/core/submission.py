@@ -31,7 +31,7 @@ _LIMIT = "job submit limit"
 _LIMIT_NAME = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 
 _PASSES = re.compile(
-    r"required (?:partition|node) not available|(?:not available|not usable) now|currently not available|nodes are busy|"
+    r"required (?:partition|node) not available|not (?:available|usable) now|currently not available|nodes are busy|"
     r"partition in down state|reservation is in use|maintenance reservation|start immediately|immediate execution|"
     r"usage threshold|presently disabled|submissions disabled",
     re.IGNORECASE,
@@ -99,7 +99,7 @@ class SubmitAnswer:
             raise SubmissionRefusedError(
                 f"Slurm does not take the job for now, nothing was submitted: {words}",
                 remedy="The task may be retried when the partition, its nodes or the reservation are there again "
-                "(sinfo, scontrol show partition), with `retries` and `retry_delay`; or name another one in the profile.",
+                "(sinfo, scontrol show partition), with `retries` and `retry_delay`; or name another in the profile.",
             )
         if by_itself and _REFUSED.search(judged) and not _DOUBT.search(judged):
             raise InvalidRequestError(

@@ -29,7 +29,8 @@ SIGNAL_GRACE = 45.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _FIRST_DELAYS = (2.0, 4.0, 8.0, 16.0)
 _LONGEST_DELAY = 300.0
-_TO_COME = (StateClass.WAITING, StateClass.INTERRUPTED)
+_TO_COME = {StateClass.WAITING, StateClass.INTERRUPTED}
+_NOT_ENDED = {*_TO_COME, StateClass.RUNNING}
 
 
 @dataclass(frozen=True)
@@ -118,19 +119,27 @@ class JobWatch:
         return verdict, lines
 
     def _without_former_run(self, seen: Observation) -> Observation:
-        """A record of failure beside a job that waits in the queue is of a run before a requeue: it decides nothing."""
-        waiting = any(
-            row.job_id == self._followed and row.name == self.handle.job_name and classify(row.state) in _TO_COME
+        """A record of failure beside a job that waits in the queue is of a run before a requeue: it decides nothing.
+
+        A requeued job takes its former record away, so one that was seen and is gone is of a former run too.
+        """
+        states = {
+            classify(row.state)
             for row in seen.evidence.queue.rows
-        )
-        if not waiting or seen.record is None or seen.record.exit_status == 0:
+            if row.job_id == self._followed and row.name == self.handle.job_name
+        }
+        if seen.record is None:
+            if states & _NOT_ENDED and seen.evidence.completion is None:
+                self.record = None
+            return seen
+        if not states & _TO_COME or seen.record.exit_status == 0:
             return seen
         self.record = None
         return replace(seen, record=None, evidence=replace(seen.evidence, completion=None))
 
     def _reason_may_follow(self, verdict: Verdict, now: float) -> bool:
-        """Whether a signal ended the job and Slurm has not said why yet."""
-        if self.record is None or self.record.exit_status <= 128:
+        """Whether a signal ended the job or its tool and Slurm has not said why yet."""
+        if self.record is None or not self.record.signalled:
             return False
         if classify(verdict.state or "") in (StateClass.FAILED, StateClass.INTERRUPTED):
             return False

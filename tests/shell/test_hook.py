@@ -70,7 +70,7 @@ def test_a_connection_that_lost_an_answer_is_not_used_again_and_a_refusal_costs_
     cluster.wrapper = ("/usr/bin/head", "-c", "0")
     with pytest.raises(ClusterUnavailableError, match="truncated"):
         hook.list_images()
-    assert client.closed and hook.client is None
+    assert [client.closed, hook.client] == [True, None]
 
 
 def test_no_verb_asks_airflow_for_anything(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_slurm_images.core import observation
+from airflow_slurm_images.core import observation, reports
 from airflow_slurm_images.core.decide import CompletionFound, Evidence, Limits, Verdict
+from airflow_slurm_images.core.errors import JobFailedError
 from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import CompletionRecord
 from airflow_slurm_images.core.remote import RemoteResult
@@ -211,6 +212,18 @@ def test_a_signalled_job_waits_for_slurms_reason_but_not_for_long() -> None:
     assert (verdict.kind, verdict.exit_code) == ("failed", 143)
 
 
+def test_a_tool_that_was_killed_waits_for_slurms_reason_too() -> None:
+    """The kernel kills the largest process, the job ends by itself, and Slurm says OUT_OF_MEMORY seconds later."""
+    job, record = watch(), records.failed_completion(78, tool_status=137)
+    assert look(job, seen(row(), record=record), 10.0)[0].kind == "wait"
+    assert job.delay(30, 0.0) == 3.0
+    verdict, _ = look(job, seen(record=record, accounting=accounted("OUT_OF_MEMORY")), 13.0)
+    assert (verdict.kind, verdict.state) == ("failed", "OUT_OF_MEMORY")
+    error = reports.job_error(job.handle, verdict, job.record, {})
+    assert isinstance(error, JobFailedError)
+    assert (error.reason, error.retryable) == ("out_of_memory", False)
+
+
 @pytest.mark.parametrize("state", ["TIMEOUT", "CANCELLED", "OUT_OF_MEMORY", "NODE_FAIL"])
 def test_a_reason_of_slurms_ends_a_signalled_job_at_once(state: str) -> None:
     verdict, _ = look(watch(), seen(record=records.failed_completion(143), accounting=accounted(state)), 0.0)
@@ -232,6 +245,24 @@ def test_the_record_of_a_run_before_a_requeue_is_no_end(state: str, status: int)
     assert look(job, seen(row()), 300.0)[0].kind == "wait"
     assert job.delay(30, 0.0) > 3
     assert look(job, seen(record=records.completion()), 400.0)[0].kind == "succeeded"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "RUNNING"])
+def test_the_record_that_a_requeued_job_took_away_is_forgotten(state: str) -> None:
+    """Nothing but Slurm tells how its second run ended."""
+    job, record = watch(), records.failed_completion(143)
+    assert (look(job, seen(row(), record=record), 0.0)[0].kind, job.record) == ("wait", record)
+    assert look(job, seen(row(state)), 10.0)[0].kind == "wait"
+    assert job.record is None
+    verdict, _ = look(job, seen(accounting=accounted("TIMEOUT")), 20.0)
+    assert (verdict.kind, verdict.state, job.record) == ("failed", "TIMEOUT", None)
+
+
+def test_a_look_that_failed_takes_no_record_away() -> None:
+    job = watch()
+    look(job, seen(row(), record=records.failed_completion(143)), 0.0)
+    job.feed_failure("no route", 5.0)
+    assert job.record is not None
 
 
 def test_a_requeue_counts_as_waiting_for_the_pending_timeout() -> None:
