@@ -21,7 +21,8 @@ from airflow_slurm_images.core.states import StateClass, classify
 STREAM_LIMIT = 1024 * 1024
 """Bytes of a job's output that go into one task log."""
 CHUNK_LIMIT = 64 * 1024
-"""Bytes of output per job and look, so that many waiting jobs still fit into one answer."""
+"""Bytes of output per job and look, so that many waiting jobs still fit into one answer. Of one that has ended, all
+that its log takes is asked for at once, as far as its share of the answer goes."""
 
 SIGNAL_GRACE = 45.0
 """Seconds in which Slurm's reason for ending a job (time limit, cancelled) may become visible."""
@@ -54,6 +55,7 @@ class JobWatch:
         self._followed = handle.job_id
         self._polls = 0
         self._draining = False
+        self._ending = False
         self._asked = 0
         self._signalled_since: float | None = None
         self._phase: str | None = None
@@ -69,9 +71,14 @@ class JobWatch:
         """Last phase seen."""
         return self._phase
 
+    @property
+    def ending(self) -> bool:
+        """Whether the job has ended and only the rest of its output is still to come."""
+        return self._ending
+
     def request(self, log_bytes: int = CHUNK_LIMIT) -> Watch:
         """What the next look must ask; ``log_bytes`` is this job's share of the answer."""
-        self._asked = 0 if self._lines.full else min(log_bytes, CHUNK_LIMIT)
+        self._asked = 0 if self._lines.full else min(log_bytes, STREAM_LIMIT if self._ending else CHUNK_LIMIT)
         return Watch(
             job_id=self._followed,
             job_name=self.handle.job_name,
@@ -103,6 +110,7 @@ class JobWatch:
         if not final and observation.evidence.queue.status == "ok":
             self._signalled_since = None
         self._draining = 0 < self._asked <= len(observation.log) and not self._lines.full
+        self._ending = final and self._draining
         lines += [Line(logging.INFO, text) for text in verdict.notes]
         lines += [
             Line(logging.INFO, text) for text in self._lines.feed(observation.log, last=final and not self._draining)

@@ -3,7 +3,8 @@
 
 The connection is resolved on the triggerer's loop (Airflow 3.1's channel breaks when a thread does that); the
 finished hook then works in a thread, so that proxies, jump hosts and all else of the sync hook stay the same.
-Observers are kept per running loop, connection and workspace.
+Observers are kept per running loop, connection and workspace. Only the rest of the output of jobs that have ended is
+asked for out of turn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import contextvars
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -23,10 +24,11 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_slurm_images.cluster_protocol import Log, emit
 from airflow_slurm_images.core.decide import Limits, Verdict
-from airflow_slurm_images.core.observation import Observation
+from airflow_slurm_images.core.observation import Observation, Watch
 from airflow_slurm_images.core.records import CompletionRecord, JobHandle
 from airflow_slurm_images.core.watch import JobWatch, Line
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
+from airflow_slurm_images.hooks.ssh_exchange import ClusterAccessError
 from airflow_slurm_images.triggers.channel import whole
 
 Outcome = tuple[Verdict, CompletionRecord | None, int]
@@ -54,8 +56,12 @@ class SharedObserver:
         WeakKeyDictionary()
     )
 
-    def __init__(self, hook: SlurmHook, forget: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, hook: SlurmHook, renewed: Callable[[], Awaitable[SlurmHook]], forget: Callable[[], object]
+    ) -> None:
         self._hook = hook
+        self._renewed = renewed
+        self._refused = False
         self._forget = forget
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
@@ -66,15 +72,17 @@ class SharedObserver:
     async def get(cls, handle: JobHandle) -> SharedObserver:
         """The observer of this loop for the handle's connection and workspace; it lives while somebody waits.
 
-        The connection is looked up when the observer is made, so that a changed one counts from then on.
+        The connection is looked up when the observer is made, and anew after a refused login: a key may have been
+        changed, or a certificate renewed, while somebody waits all the time.
         """
         observers = cls._all.setdefault(asyncio.get_running_loop(), {})
         # Of a task's own profile only this changes what is asked; everything else must not cost a connection.
         profile = {name: handle.profile[name] for name in _PLACE if name in handle.profile}
         key = (handle.slurm_conn_id, handle.workspace, repr(sorted(profile.items())))
         if key not in observers:
-            hook = await _hook(handle.model_copy(update={"profile": profile}))
-            observers.setdefault(key, cls(hook, forget=partial(observers.pop, key, None)))
+            hook_now = partial(_hook, handle.model_copy(update={"profile": profile}))
+            made = cls(await hook_now(), renewed=hook_now, forget=partial(observers.pop, key, None))
+            observers.setdefault(key, made)
         return observers[key]
 
     async def wait(self, handle: JobHandle, limits: Limits, interval: float, stream: str, log: Log) -> Outcome:
@@ -103,13 +111,16 @@ class SharedObserver:
         try:
             while await self._somebody_waits():
                 delay = self._next_look() - time.monotonic()
-                if delay > 0:
+                ending = [item for item in self._waiting if item.watch.ending]
+                if delay <= 0:
+                    self._last_look = time.monotonic()
+                    await self._look(list(self._waiting))
+                elif ending:  # an end is not held up by its output, which has an end too
+                    await self._look(ending)
+                else:
                     self._changed.clear()
                     with contextlib.suppress(asyncio.TimeoutError):  # another class than TimeoutError on 3.10
                         await asyncio.wait_for(self._changed.wait(), delay)
-                    continue
-                self._last_look = time.monotonic()
-                await self._look(list(self._waiting))
         except Exception as err:  # a fault of ours must not leave anybody waiting for ever
             for item in self._waiting:
                 item.news.put_nowait(err)
@@ -136,13 +147,25 @@ class SharedObserver:
         for cluster, group in by_cluster.items():
             watches = [item.watch.request(_ANSWER_BYTES // len(group)) for item in group]
             try:
-                seen = await asyncio.to_thread(self._hook.observe, watches, cluster)
+                seen = await self._ask(watches, cluster)
             except Exception as err:  # whatever it was, it is doubt, and doubt is never failure
                 for item in group:
                     self._settle(item, getattr(err, "message", None) or repr(err))
                 continue
             for item, observation in zip(group, seen, strict=True):
                 self._settle(item, observation)
+
+    async def _ask(self, watches: Sequence[Watch], cluster: str | None) -> list[Observation]:
+        """One remote command; after a refused login over the connection as Airflow has it now."""
+        if self._refused:
+            await asyncio.to_thread(self._hook.close)
+            self._hook = await self._renewed()
+            self._refused = False
+        try:
+            return await asyncio.to_thread(self._hook.observe, watches, cluster)
+        except ClusterAccessError:
+            self._refused = True
+            raise
 
     def _settle(self, item: _Waiting, seen: Observation | str) -> None:
         """Feed one task; what goes wrong with it stays with it."""

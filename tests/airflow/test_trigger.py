@@ -8,6 +8,7 @@ import contextvars
 import json
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.core.observation import Observation, Watch
+from airflow_slurm_images.hooks.ssh_exchange import ClusterAccessError
 from airflow_slurm_images.triggers import images, observer
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 from airflow_slurm_images.triggers.observer import SharedObserver
@@ -183,6 +185,80 @@ def test_who_comes_after_the_last_one_left_is_served_too(hooks: Hooks) -> None:
 
     play(story())
     assert sum(len(hook.looks) for hook in hooks) == 5
+
+
+def much_output(watch: Watch) -> Observation:
+    """An ended job with more output than a log takes."""
+    return replace(done(watch, (b"x" * 1023 + b"\n") * (watch.log_bytes // 1024)), log_offset=watch.log_offset or 0)
+
+
+def test_the_output_of_an_ended_job_holds_its_end_up_for_no_interval(hooks: Hooks) -> None:
+    hooks.answer = lambda watch: much_output(watch) if watch.job_id == 1 else running(watch)
+
+    async def story() -> None:
+        waiting = asyncio.create_task(event_of(SlurmJobTrigger(handle(job_id=2), poll_interval=3600)))
+        ended = SlurmJobTrigger(handle(job_id=1), poll_interval=3600)
+        assert (await event_of(ended))["verdict"]["kind"] == "succeeded"
+        waiting.cancel()
+
+    play(story())
+    looks = [jobs for hook in hooks for _, jobs, _ in hook.looks]
+    assert sum(2 in jobs for jobs in looks) <= 1  # who still waits is asked about once an interval
+    assert 2 <= len(looks) <= 4
+
+
+# -- a connection that changes
+
+
+def test_a_refused_login_is_tried_again_with_the_connection_as_it_is_now(hooks: Hooks) -> None:
+    """A key was changed, or a certificate renewed, while tasks wait all the time."""
+    refusals: list[int] = []
+
+    def answer(watch: Watch) -> Observation:
+        if len(hooks) == 1:
+            refusals.append(watch.job_id)
+            raise ClusterAccessError("The login node refused the login")
+        return done(watch)
+
+    hooks.answer = answer
+    assert play(event_of(trigger()))["verdict"]["kind"] == "succeeded"
+    assert (len(refusals), [len(hook.looks) for hook in hooks], hooks[0].closed) == (1, [1, 1], 1)
+
+
+def test_a_connection_that_cannot_be_had_is_doubt_and_is_asked_for_again(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = observer._hook, []
+
+    async def make(job: Any, **options: Any) -> Any:
+        asked.append(job.slurm_conn_id)
+        if len(asked) == 2:
+            raise RuntimeError("the API server is away")
+        return await made(job, **options)
+
+    def answer(watch: Watch) -> Observation:
+        if len(asked) == 1:
+            raise ClusterAccessError("The login node refused the login")
+        return done(watch)
+
+    monkeypatch.setattr(observer, "_hook", make)
+    hooks.answer = answer
+    assert play(event_of(trigger()))["verdict"]["kind"] == "succeeded"
+    assert len(asked) == 3
+
+
+def test_a_cluster_that_is_away_costs_no_look_up_of_the_connection(hooks: Hooks) -> None:
+    looks: list[Watch] = []
+
+    def answer(watch: Watch) -> Observation:
+        looks.append(watch)
+        if len(looks) == 1:
+            raise ClusterUnavailableError("the line is cut")
+        return done(watch)
+
+    hooks.answer = answer
+    assert play(event_of(trigger()))["verdict"]["kind"] == "succeeded"
+    assert len(hooks) == 1
 
 
 # -- isolation

@@ -123,6 +123,20 @@ def test_a_full_piece_is_followed_at_once_also_after_the_end() -> None:
     assert job.record == done
 
 
+def test_all_the_rest_of_an_ended_jobs_output_is_asked_for_in_one_look() -> None:
+    job, done = watch(), records.completion()
+    look(job, seen(row(), log=b"x\n" * (CHUNK_LIMIT // 2)), 0.0)
+    assert (job.ending, job.request().log_bytes) == (False, CHUNK_LIMIT)
+    job.feed(seen(record=done, log=b"x\n" * (CHUNK_LIMIT // 2), log_offset=CHUNK_LIMIT), 1.0)
+    assert (job.ending, job.request().log_bytes, job.request(4 * STREAM_LIMIT).log_bytes) == (
+        True,
+        CHUNK_LIMIT,
+        STREAM_LIMIT,
+    )
+    job.feed_failure("no route", 2.0)
+    assert (job.ending, job.delay(30, 0.5) > 0) == (False, True)
+
+
 def test_a_small_share_of_the_answer_is_respected() -> None:
     job = watch()
     assert job.request(100).log_bytes == 100
