@@ -25,8 +25,9 @@ from airflow_slurm_images.core.evidence import (
     VerdictKind,
 )
 from airflow_slurm_images.core.failures import EXIT_CODES
-from airflow_slurm_images.core.slurm import AccountingRow, QueueRow
+from airflow_slurm_images.core.slurm import AccountingRow, ControlRow, QueueRow
 from airflow_slurm_images.core.states import (
+    ENDED_STATES,
     HELD_STATES,
     STATE_ADVICE,
     JobState,
@@ -58,9 +59,9 @@ def decide(job: JobKey, evidence: Evidence, memory: Memory, limits: Limits, now:
     row = _queue_row(poll) or _ended_row(poll)
     if isinstance(evidence.completion, CompletionFound):
         return _by_record(evidence.completion, row, memory), memory
-    if evidence.queue.status == "unknown":
-        return _doubt(poll, memory, evidence.queue.detail)
     queued = _queue_row(poll)
+    if evidence.queue.status == "unknown" or (evidence.queue.status == "partial" and queued is None):
+        return _doubt(poll, memory, evidence.queue.detail)
     if queued is not None and classify(queued.state) not in (StateClass.COMPLETED, StateClass.FAILED):
         return _present(poll, queued, memory)
     return _absent(poll, row, memory)
@@ -139,13 +140,21 @@ def _doubt(poll: _Poll, memory: Memory, detail: str) -> tuple[Verdict, Memory]:
 
 
 def _present(poll: _Poll, row: Row, memory: Memory) -> tuple[Verdict, Memory]:
-    memory = replace(_contact(memory), seen=True, absent_since=None, interrupted_since=None)
+    ended = parse_state(row.state) in ENDED_STATES
+    comes_back = _comes_back(poll) if ended else True
+    memory = replace(
+        _contact(memory),
+        seen=True,
+        absent_since=None,
+        interrupted_since=None if comes_back else memory.interrupted_since,
+    )
     memory, notes = _observe(poll, row, memory)
     if classify(row.state) is StateClass.WAITING:
         return _pending(poll, row, memory, notes)
     memory = replace(memory, pending_since=None, hopeless_since=None)
     if classify(row.state) is not StateClass.RUNNING:
-        return _wait(memory, notes), replace(memory, running_since=None)
+        memory = replace(memory, running_since=None)
+        return _interrupted(poll, row, memory, notes) if comes_back is False else (_wait(memory, notes), memory)
     memory = replace(memory, running_since=_running_since(poll, row, memory))
     ran, allowed = poll.now - poll.since(memory.running_since), poll.limits.run_timeout
     if allowed is not None and ran >= allowed:
@@ -206,6 +215,12 @@ def _absent(poll: _Poll, row: Row | None, memory: Memory) -> tuple[Verdict, Memo
     if row is not None and kind is StateClass.FAILED:
         return _failed(poll, row, memory, notes, f"its record is not visible after {gone:.0f} s"), memory
     return _unexplained(poll, row, memory, gone), memory
+
+
+def _comes_back(poll: _Poll) -> bool | None:
+    """Whether Slurm may start the job, whose node failed or that was preempted, again; None when it does not say."""
+    row = _control_row(poll)
+    return row.requeue if isinstance(row, ControlRow) and parse_state(row.state) in ENDED_STATES else None
 
 
 def _interrupted(poll: _Poll, row: Row, memory: Memory, notes: tuple[str, ...]) -> tuple[Verdict, Memory]:

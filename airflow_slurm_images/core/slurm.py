@@ -2,9 +2,9 @@
 """Parsers for what ``sbatch``, ``squeue``, ``sacct`` and ``scontrol`` print, from Slurm 20.11 to 25.x.
 
 Each takes the exit status and both outputs of one command and says how far it can be trusted: ``ok`` (the
-rows are the answer, none included), ``disabled`` (there is no accounting here) or ``unknown`` (the command
-failed or printed something else; nothing follows from it). No parser raises, except for a submission that
-cannot be read.
+rows are the answer, none included), ``partial`` (the rows are good, there may be more), ``disabled`` (there is no
+accounting here) or ``unknown`` (the command failed or printed something else; nothing follows from it). No parser
+raises, except for a submission that cannot be read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXIT_CODE = re.compile(r"([0-9]+):([0-9]+)")
 _CONTROL_ROW = re.compile(
     r"JobId=([0-9]{1,10})(?: .*?)? JobName=(.*?) UserId=.*? JobState=(\S+)(?: Reason=(.*?) Dependency=)?"
 )
-_CONTROL_FIELD = re.compile(r"(?<=\s)(ExitCode|RunTime|NodeList|Restarts)=(\S*)")
+_CONTROL_FIELD = re.compile(r"(?<=\s)(ExitCode|RunTime|NodeList|Restarts|Requeue)=(\S*)")
 _NO_ACCOUNTING = re.compile(
     r"accounting storage is disabled|connection refused|problem talking to (?:the )?database"
     r"|failed to open persistent connection|slurmdbd[^\n]*(?:no route to host|connection timed out)",
@@ -102,13 +102,18 @@ class ControlRow:
     restarts: int | None
     nodes: str
     name: str
+    requeue: bool | None = None
+    """Whether Slurm may start the job again under its id."""
 
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """``ok`` with no rows means: certainly not in the queue. ``unknown`` means nothing at all."""
+    """``ok`` with no rows means: certainly not in the queue. ``partial``: of a job without a row nothing is known.
 
-    status: Literal["ok", "unknown"]
+    ``unknown`` means nothing at all.
+    """
+
+    status: Literal["ok", "partial", "unknown"]
     rows: tuple[QueueRow, ...] = ()
     detail: str = ""
 
@@ -149,17 +154,19 @@ def parse_sbatch(stdout: str) -> SubmittedJob:
 
 
 def interpret_squeue(rc: int, stdout: str, stderr: str) -> QueueAnswer:
-    """Read ``squeue -h -o SQUEUE_FORMAT``; one bad row makes the whole answer unknown."""
+    """Read ``squeue -h -o SQUEUE_FORMAT``; a line that is no row may be one of any job without a row."""
     gone = _NO_SUCH_JOB in stderr.lower()
     if rc != 0 and not gone:
         return QueueAnswer("unknown", detail=_failure("squeue", rc, stderr))
-    rows = []
+    rows, strays = [], []
     for line in _lines(stdout):
         match = None if line.startswith("CLUSTER: ") else _QUEUE_ROW.fullmatch(line)
         if match:
             rows.append(_queue_row(match))
         elif not line.startswith("CLUSTER: "):
-            return QueueAnswer("unknown", detail=f"squeue printed {_brief(line)!r}")
+            strays.append(line)
+    if strays:
+        return QueueAnswer("partial", tuple(rows), f"squeue printed {_brief(strays[0])!r}")
     if not rows and not gone and _TROUBLE.search(stderr):
         return QueueAnswer("unknown", detail=_failure("squeue", rc, stderr))
     return QueueAnswer("ok", tuple(rows))
@@ -198,7 +205,8 @@ def interpret_scontrol(rc: int, stdout: str, stderr: str) -> ControlAnswer:
     match = _CONTROL_ROW.match(line)
     if match is None:
         return ControlAnswer("unknown", detail=f"scontrol printed {_brief(line)!r}")
-    fields = dict(_CONTROL_FIELD.findall(line, match.end(3)))
+    # The first of a name counts: what users write (comments) comes after Slurm's own.
+    fields = dict(reversed(_CONTROL_FIELD.findall(line, match.end(3))))
     exit_code, signal = _exit_code(fields.get("ExitCode", ""))
     restarts = fields.get("Restarts", "")
     row = ControlRow(
@@ -211,6 +219,7 @@ def interpret_scontrol(rc: int, stdout: str, stderr: str) -> ControlAnswer:
         restarts=int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else None,
         nodes=_brief(fields.get("NodeList", "").replace("(null)", "")),
         name=match[2],
+        requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
     )
     return ControlAnswer("ok", row)
 

@@ -107,7 +107,7 @@ class JobWatch:
         verdict, self._memory = decide(key, observation.evidence, self._memory, self._limits, now)
         self._polls += 1
         final = verdict.kind != "wait"
-        if not final and observation.evidence.queue.status == "ok":
+        if not final and self._memory.unknown_since is None:
             self._signalled_since = None
         self._draining = 0 < self._asked <= len(observation.log) and not self._lines.full
         self._ending = final and self._draining

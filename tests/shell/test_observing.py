@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.core import observation, remote
+from airflow_slurm_images.core.decide import JobKey, Memory, decide
 from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.core.evidence import CompletionForeign, CompletionFound, CompletionInvalid, Limits
 from airflow_slurm_images.core.observation import Observation, Watch
@@ -186,6 +187,28 @@ def test_many_jobs_are_one_command_and_one_squeue(cluster: LocalCluster) -> None
     seen = cluster.hook.observe([watch_of(*plan) for plan in plans])
     assert [len(item.evidence.queue.rows) for item in seen] == [3, 3, 3]  # decide takes each one's own
     assert (len(cluster.commands), len(cluster.slurm.calls("squeue"))) == (before[0] + 1, before[1] + 1)
+
+
+def test_a_line_of_squeue_that_is_no_row_leaves_only_the_jobs_without_one_open(cluster: LocalCluster) -> None:
+    good, lost = (cluster.place(import_request()) for _ in range(2))
+    rows = [f"{good[1]}|RUNNING|None|0:05|n1|{good[0].job_name}", f"{lost[1]}|RUN", "Welcome"]
+    cluster.slurm.next_answer("squeue", out="\n".join((*rows, "")))
+    cluster.slurm.next_answer("scontrol", rc=1, err=CONTROLLER_DOWN)
+    seen = cluster.hook.observe([watch_of(*plan) for plan in (good, lost)])
+    verdicts = []
+    for (plan, job_id), one in zip((good, lost), seen, strict=True):
+        memory = Memory(submitted_at=0.0, seen=True, absent_since=0.0)
+        verdict, _ = decide(JobKey(job_id, plan.job_name), one.evidence, memory, Limits(), 900.0)
+        verdicts.append((verdict.kind, verdict.state, len(verdict.warnings)))
+    assert verdicts == [("wait", "RUNNING", 0), ("wait", None, 1)]
+
+
+def test_a_node_that_failed_is_told_with_what_slurm_will_do(cluster: LocalCluster) -> None:
+    plan, job_id = cluster.place(import_request())
+    cluster.slurm.change(job_id, state="NODE_FAIL")
+    control = look(cluster, plan, job_id).evidence.control
+    assert control is not None and control.row is not None
+    assert (control.row.state, control.row.requeue) == ("NODE_FAIL", False)
 
 
 def test_a_look_tells_how_long_a_job_that_has_not_begun_is_waiting(cluster: LocalCluster) -> None:

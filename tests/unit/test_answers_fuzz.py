@@ -78,7 +78,7 @@ def test_no_output_of_slurm_is_an_exception_or_an_endless_message(rc: int, out: 
     for answer in (interpret_squeue(rc, out, err), interpret_sacct(rc, out, err), interpret_scontrol(rc, out, err)):
         assert answer.detail.isprintable()
         assert len(answer.detail) < 700
-        assert answer.status == "ok" or not getattr(answer, "rows", getattr(answer, "row", None))
+        assert answer.status in ("ok", "partial") or not getattr(answer, "rows", getattr(answer, "row", None))
 
 
 FOREIGN = st.builds(
@@ -98,8 +98,7 @@ def test_other_jobs_never_change_what_the_queue_says_of_ours(
 ) -> None:
     lines = [*before, f"481|{state}|None|0:07|n1|{NAME}", *after]
     answer = interpret_squeue(0, end.join([*lines, ""]), "")
-    if answer.status == "ok":
-        assert [row.state for row in answer.rows if (row.job_id, row.name) == (481, NAME)] == [state]
+    assert [row.state for row in answer.rows if (row.job_id, row.name) == (481, NAME)] == [state]
 
 
 @twice(

@@ -221,6 +221,58 @@ def test_poll_5_interrupted_and_still_in_the_queue_is_waited_for(state: str) -> 
     assert {watch.poll(queue(state)) for _ in range(50)} == {"wait"}
 
 
+def listed(state: str, requeue: bool | None) -> ControlAnswer:
+    answer = control(state)
+    assert answer.row is not None
+    return ControlAnswer("ok", replace(answer.row, requeue=requeue))
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
+def test_poll_5_listed_as_ended_and_never_to_be_requeued_is_a_retryable_failure(state: str) -> None:
+    """The queue may list it for long (MinJobAge)."""
+    watch = Watch()
+    watch.poll(queue("RUNNING"))
+    assert watch.until_end(queue(state), scontrol=listed(state, False)) == 600 + 30
+    assert (watch.verdict.kind, watch.verdict.state, watch.verdict.retryable) == ("failed", state, True)
+
+
+def test_poll_5_the_deadline_goes_on_where_one_look_had_no_time_for_the_controller_and_when_the_job_is_gone() -> None:
+    watch = Watch(Limits(interrupted_grace=100))
+    ends = [
+        (queue("NODE_FAIL"), listed("NODE_FAIL", False)),
+        (queue("NODE_FAIL"), None),
+        (queue("NODE_FAIL"), ControlAnswer("unknown", detail="timed out")),
+        (EMPTY, None),
+    ]
+    assert [watch.poll(answer, sacct(row("NODE_FAIL")), None, scontrol) for answer, scontrol in ends] == ["wait"] * 4
+    assert watch.poll(EMPTY, sacct(row("NODE_FAIL"))) == "failed"
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        (queue("NODE_FAIL"), listed("NODE_FAIL", True)),  # somebody allowed a requeue
+        (queue("REQUEUED"), listed("REQUEUED", False)),
+        (queue("COMPLETING"), listed("COMPLETING", False)),
+        (queue("PENDING", "BeginTime"), listed("PENDING", False)),
+        (queue("RUNNING"), None),
+    ],
+)
+def test_poll_5_a_job_that_may_come_back_clears_the_deadline(back: tuple[QueueAnswer, ControlAnswer | None]) -> None:
+    watch = Watch(Limits(interrupted_grace=100))
+    for _ in range(5):
+        for _ in range(3):
+            assert watch.poll(queue("NODE_FAIL"), None, None, listed("NODE_FAIL", False)) == "wait"
+        assert watch.poll(back[0], None, None, back[1]) == "wait"
+
+
+@pytest.mark.parametrize("requeue", [True, None])
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "REQUEUED"])
+def test_poll_5_without_word_that_it_stays_away_it_is_waited_for(state: str, requeue: bool | None) -> None:
+    watch = Watch()
+    assert {watch.poll(queue(state), None, None, listed(state, requeue)) for _ in range(50)} == {"wait"}
+
+
 @pytest.mark.parametrize(
     ("state", "part", "retryable"),
     [
@@ -290,6 +342,36 @@ def test_an_unreadable_record_is_waited_for_and_then_named() -> None:
     assert watch.verdict.kind == "unknown"
     assert "no JSON" in watch.verdict.message
     assert any("no JSON" in warning for warning in watch.warnings)
+
+
+# A line of squeue that is no row
+
+
+def partial(answer: QueueAnswer) -> QueueAnswer:
+    return replace(answer, status="partial", detail="squeue printed 'Welcome'")
+
+
+def test_a_stray_line_never_makes_a_job_look_gone() -> None:
+    watch = Watch()
+    watch.poll(queue("RUNNING"))
+    for _ in range(20):
+        assert watch.poll(partial(EMPTY), sacct(row("FAILED", 1))) == "wait"
+    assert len(watch.warnings) == 20 and "Welcome" in watch.warnings[0]
+    assert watch.poll(partial(queue("RUNNING"))) == "wait"
+    assert (watch.memory.unknown_count, len(watch.warnings)) == (0, 20)
+
+
+def test_a_good_row_beside_a_stray_line_counts() -> None:
+    watch = Watch()
+    assert watch.poll(partial(queue("RUNNING"))) == "wait"
+    assert (watch.memory.state, watch.warnings) == ("RUNNING", [])
+    assert watch.poll(partial(queue("TIMEOUT"))) == "failed"
+
+
+def test_the_controller_tells_of_a_job_whose_row_was_lost() -> None:
+    watch = Watch()
+    assert watch.poll(partial(EMPTY), None, None, control("RUNNING")) == "wait"
+    assert watch.warnings == []
 
 
 # FS-1

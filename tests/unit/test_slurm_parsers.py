@@ -190,10 +190,12 @@ def test_sub_1_cluster_headers_are_no_rows(version: Outputs) -> None:
         f"481|RUNNING|None|soon|n1|{NAME}",
     ],
 )
-def test_a_malformed_row_makes_the_answer_unknown(line: str) -> None:
-    answer = interpret_squeue(0, f"480|RUNNING|None|0:01|n1|x\n{line}\n", "")
-    assert (answer.status, answer.rows) == ("unknown", ())
-    assert answer.detail
+def test_a_malformed_row_leaves_the_good_ones_and_the_rest_open(line: str) -> None:
+    good = "480|RUNNING|None|0:01|n1|x"
+    for lines in ((good, line), (line, good)):
+        answer = interpret_squeue(0, "\n".join((*lines, "")), "")
+        assert (answer.status, [row.job_id for row in answer.rows]) == ("partial", [480])
+        assert answer.detail
 
 
 def test_a_name_or_reason_with_separators_does_not_shift_the_fields() -> None:
@@ -283,6 +285,7 @@ def test_scontrol_of_every_version(version: Outputs) -> None:
     assert running is not None
     assert (running.job_id, running.name, running.state, running.nodes) == (481, NAME, "RUNNING", "n1")
     assert (running.elapsed, running.restarts, running.reason) == (31, 0, "None")
+    assert running.requeue is False
     failed = interpret_scontrol(*version["scontrol failed"][0]).row
     assert failed is not None
     assert (failed.state, failed.exit_code, failed.signal, failed.reason) == (
@@ -323,6 +326,14 @@ def test_a_job_name_with_blanks_does_not_shift_the_fields() -> None:
     row = interpret_scontrol(0, line, "").row
     assert row is not None
     assert (row.name, row.state) == ("my job JobState=COMPLETED", "RUNNING")
+
+
+@pytest.mark.parametrize(("field", "requeue"), [("Requeue=1 ", True), ("Requeue=0 ", False), ("", None)])
+def test_what_a_user_writes_into_a_comment_is_no_field(field: str, requeue: bool | None) -> None:
+    line = f"JobId=5 JobName=a UserId=b(1) JobState=NODE_FAIL Reason=None Dependency=(null) {field}ExitCode=1:0 "
+    row = interpret_scontrol(0, f"{line}Comment=see ExitCode=9:9\n", "").row
+    assert row is not None
+    assert (row.requeue, row.exit_code) == (requeue, 1)
 
 
 # What real clients of 22.05.8 printed
