@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import paramiko
 from tenacity import (
+    RetryCallState,
     Retrying,
     before_sleep_log,
     retry_if_exception,
-    stop_after_attempt,
     wait_random_exponential,
 )
 
@@ -24,6 +24,11 @@ from airflow_slurm_images.core.errors import ClusterUnavailableError
 
 ANSWER_LIMIT = 64 * 1024 * 1024
 """Bytes of one answer; more means that something else than our script is talking."""
+
+CROWD_ATTEMPTS = 4
+"""Further tries at a door too narrow for all who come at once (sshd's MaxStartups): each try is one of chance."""
+CROWD_SECONDS = 60
+"""No such try is begun later: a server that says nothing at all looks the same, and costs a timeout each time."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +56,14 @@ def unusable_connection(conn_id: str, err: Exception) -> ClusterAccessError:
 
 
 def connect(open_client: Callable[[], paramiko.SSHClient], where: str, attempts: int = 4) -> paramiko.SSHClient:
-    """Open a connection, again after errors that pass (refused, reset, no banner), at once after those that do not.
+    """Open a connection, again after errors that pass (refused, reset, no banner), never after those that do not.
 
-    Raises ClusterAccessError or ClusterUnavailableError, which name ``where`` and the remedy.
+    Where the server drops connections because too many come at once, it is tried more often; but for one attempt, which
+    stays one. Raises ClusterAccessError or ClusterUnavailableError, which name ``where`` and the remedy.
     """
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
-        stop=stop_after_attempt(attempts),
+        stop=lambda state: state.attempt_number >= attempts + _more(state, attempts),
         wait=wait_random_exponential(multiplier=1, max=10),
         before_sleep=before_sleep_log(_log, logging.WARNING),
         reraise=True,
@@ -66,6 +72,12 @@ def connect(open_client: Callable[[], paramiko.SSHClient], where: str, attempts:
         return retrying(open_client)
     except Exception as err:
         raise explain(err, where) from err
+
+
+def _more(state: RetryCallState, attempts: int) -> int:
+    err = state.outcome.exception() if state.outcome else None
+    in_time = attempts > 1 and (state.seconds_since_start or 0) < CROWD_SECONDS
+    return CROWD_ATTEMPTS if in_time and err is not None and _crowded(err) else 0
 
 
 def _may_pass(err: BaseException) -> bool:
@@ -79,6 +91,11 @@ def _may_pass(err: BaseException) -> bool:
 def _dropped(err: BaseException) -> bool:
     """Whether the connection ended during the login: paramiko calls that a failed authentication too."""
     return isinstance(err, paramiko.AuthenticationException) and "saw EOF" in str(err)
+
+
+def _crowded(err: BaseException) -> bool:
+    """Whether it looks like sshd's MaxStartups: dropped before or during the login."""
+    return "banner" in str(err).lower() or _dropped(err) or isinstance(err, ConnectionResetError | EOFError)
 
 
 def _unusable(err: BaseException) -> str | None:
@@ -129,7 +146,7 @@ def explain(err: Exception, where: str) -> ClusterUnavailableError:
         )
     if isinstance(err, (paramiko.SSHException, OSError, EOFError)):
         hint = ""
-        if "banner" in str(err).lower() or _dropped(err) or isinstance(err, ConnectionResetError | EOFError):
+        if _crowded(err):
             hint = " Many connections at once run into sshd's MaxStartups: use deferrable=True or an Airflow pool."
         return ClusterUnavailableError(
             f"No connection to the login node {where}: {err or type(err).__name__}",

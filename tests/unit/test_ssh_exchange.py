@@ -12,7 +12,7 @@ import pytest
 
 from airflow_slurm_images.core.errors import ClusterUnavailableError
 from airflow_slurm_images.hooks import ssh_exchange
-from airflow_slurm_images.hooks.ssh_exchange import ClusterAccessError
+from airflow_slurm_images.hooks.ssh_exchange import CROWD_ATTEMPTS, ClusterAccessError
 
 WHERE = "ann@login.example:22"
 
@@ -65,13 +65,36 @@ def test_two_failures_that_pass_are_no_failure(error: Exception, naps: list[floa
 
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
 def test_a_failure_that_stays_is_unavailable_and_names_the_place(error: Exception) -> None:
-    open_client, tries = opener(*[error] * 9)
+    open_client, tries = opener(*[error] * 20)
     with pytest.raises(ClusterUnavailableError) as caught:
         ssh_exchange.connect(open_client, WHERE, attempts=3)
-    assert len(tries) == 3
+    assert len(tries) == (3 + CROWD_ATTEMPTS if "MaxStartups" in str(caught.value) else 3)
     assert caught.value.retryable
     assert WHERE in caught.value.message
     assert caught.value.__cause__ is error
+
+
+def test_a_server_that_says_nothing_for_long_is_no_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    tries: list[int] = []
+
+    def silent() -> Any:
+        tries.append(1)
+        now[0] += 30
+        raise BANNER
+
+    with pytest.raises(ClusterUnavailableError):
+        ssh_exchange.connect(silent, WHERE, attempts=4)
+    assert len(tries) == 4
+
+
+def test_one_attempt_stays_one(naps: list[float]) -> None:
+    """Of a kill, for which Airflow gives seconds."""
+    open_client, tries = opener(*[BANNER] * 9)
+    with pytest.raises(ClusterUnavailableError):
+        ssh_exchange.connect(open_client, WHERE, attempts=1)
+    assert (len(tries), naps) == (1, [])
 
 
 @pytest.mark.parametrize("error", [BANNER, ConnectionResetError(104, "reset"), EOFError()])
