@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,16 +67,10 @@ class TagState:
 class OciClient:
     """Reads one registry as one account. May be shared between threads; :meth:`close` it at the end."""
 
-    def __init__(
-        self,
-        endpoint: RegistryEndpoint,
-        *,
-        transport: Transport | None = None,
-        on_secret: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, endpoint: RegistryEndpoint, *, transport: Transport | None = None) -> None:
         self.endpoint = endpoint
         self._transport = transport or Transport()
-        self._login = Login(endpoint, self._transport, on_secret or (lambda _secret: None))
+        self._login = Login(endpoint, self._transport)
         self._authorization: dict[str | None, str] = {}
 
     def close(self) -> None:

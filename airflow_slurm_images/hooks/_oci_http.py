@@ -74,7 +74,8 @@ class Answer:
     status: int
     url: httpx.URL
     headers: httpx.Headers
-    content: bytes
+    content: bytes = field(repr=False)
+    """A token service's holds the token."""
     authorization: str = field(default="", repr=False)
     """What the request was sent with; an answer may repeat it."""
 

@@ -5,13 +5,15 @@ The flow is the distribution project's "Token Authentication Specification": the
 service and nowhere else, the token to the registry. The registry names the service, on whatever host
 (``auth.docker.io`` for Docker Hub), so the rule here is TLS: a realm over plain HTTP gets nothing unless the
 connection is insecure.
+
+Airflow is not told the tokens: its masker forgets nothing and makes one expression of all it knows, so a token an
+hour would in the end stop a triggerer. No message, log line or repr holds one instead.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import httpx
 
@@ -28,11 +30,9 @@ _SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can carry; anything els
 class Login:
     """The account of one registry, ready to answer what the registry asks."""
 
-    def __init__(self, endpoint: RegistryEndpoint, transport: Transport, on_secret: Callable[[str], None]) -> None:
-        """``on_secret`` is told each token before it is used, so that logs can mask it."""
+    def __init__(self, endpoint: RegistryEndpoint, transport: Transport) -> None:
         self._endpoint = endpoint
         self._transport = transport
-        self._on_secret = on_secret
 
     def authorization(self, refusal: Answer, repository: str | None) -> str:
         """The ``Authorization`` header that answers a 401.
@@ -78,7 +78,6 @@ class Login:
         token = _token_in(answer.content)
         if token is None:
             raise RegistryResponseError(f"the token service {realm.host} gave no token that can be used")
-        self._on_secret(token)
         return token
 
     def _realm(self, challenge: Challenge) -> httpx.URL:

@@ -184,7 +184,7 @@ class OciRegistryHook(BaseHook):
 
     def _client(self, endpoint: RegistryEndpoint) -> OciClient:
         if endpoint.host not in self._clients:
-            self._clients[endpoint.host] = OciClient(endpoint, on_secret=mask_secret)
+            self._clients[endpoint.host] = OciClient(endpoint)
         return self._clients[endpoint.host]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client for all watchers of a registry, and the state that outlives a triggerer.
 
-The client works in a thread and never calls Airflow; its connection is resolved on the triggerer's loop, and what
-has to be masked is told to Airflow there too (Airflow 3.1's channel breaks when a thread does that). Clients are
+The client works in a thread and never calls Airflow; its connection is resolved on the triggerer's loop, and the login
+that has to be masked is told to Airflow there too (Airflow 3.1's channel breaks when a thread does that). Clients are
 kept per running loop, connection and registry; they ask one thing at a time and pause together when the registry
 says so.
 """
@@ -20,6 +20,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow.sdk import log as sdk_log
 from asgiref.sync import sync_to_async
 
+from airflow_slurm_images.core.endpoint import RegistryEndpoint
 from airflow_slurm_images.core.errors import (
     RegistryAuthError,
     RegistryError,
@@ -53,7 +54,6 @@ class SharedRegistry:
         self._conn_id = conn_id
         self._lock = asyncio.Lock()
         self._client: OciClient | None = None
-        self._secrets: list[str] = []
         self._not_before = 0.0
         self._users = 0
 
@@ -91,26 +91,15 @@ class SharedRegistry:
             except RegistryAuthError:
                 self._drop()  # the connection is read again at the next look: logins get renewed
                 raise
-            finally:
-                await self._mask()
 
     async def _get(self, ref: TagReference) -> OciClient:
         if self._client is None:
             connection = await whole(BaseHook.aget_connection(self._conn_id)) if self._conn_id else None
             endpoint = serving(endpoint_of(connection) if connection else None, ref, self._conn_id)
-            self._secrets.extend(endpoint.secrets)
-            await self._mask()
-            self._client = OciClient(endpoint, transport=Transport(_ONE_ATTEMPT), on_secret=self._secrets.append)
+            await _mask(endpoint)
+            self._client = OciClient(endpoint, transport=Transport(_ONE_ATTEMPT))
         serving(self._client.endpoint, ref, self._conn_id)
         return self._client
-
-    async def _mask(self) -> None:
-        while self._secrets:
-            secret = self._secrets.pop()
-            if hasattr(sdk_log, "amask_secret"):  # Airflow 3.3
-                await whole(sdk_log.amask_secret(secret))
-            else:
-                sdk_log.mask_secret(secret)
 
     def _pause(self, err: RegistryError, usual: float) -> None:
         """As long as the registry says, but never for good: the watchers would be blind."""
@@ -122,6 +111,14 @@ class SharedRegistry:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+async def _mask(endpoint: RegistryEndpoint) -> None:
+    for secret in endpoint.secrets:
+        if hasattr(sdk_log, "amask_secret"):  # Airflow 3.3
+            await whole(sdk_log.amask_secret(secret))
+        else:
+            sdk_log.mask_secret(secret)
 
 
 class WatchState:

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from airflow_slurm_images.triggers import registry as trigger_module
+from airflow_slurm_images.triggers.registry import OciTagTrigger
 from tests.cluster import multiplatform
 from tests.cluster.registries import Registries, Server
+
+from .watching import INTERVAL, Registry, Store
 
 PLATFORMS = ["linux/amd64", "linux/arm64/v8", "linux/arm/v6", "linux/arm/v7"]
 
@@ -48,5 +52,29 @@ def connect(monkeypatch: pytest.MonkeyPatch, registries: Registries) -> Any:
         document = {"conn_type": conn_type, "host": host, "extra": extra, **account, **fields}
         monkeypatch.setenv("AIRFLOW_CONN_IMAGES", json.dumps(document))
         return "images"
+
+    return make
+
+
+@pytest.fixture
+def server() -> Iterator[Registry]:
+    with Registry() as running:
+        assert isinstance(running, Registry)
+        yield running
+
+
+@pytest.fixture
+def trigger(server: Registry, connect: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OciTagTrigger]:
+    """Make a trigger for the tag; another one with the same store is the one of a restarted triggerer."""
+    monkeypatch.setattr(trigger_module, "HANDED_OVER", 0.01)
+    conn_id = connect(server.address)
+
+    def make(store: Store | None = None, **arguments: Any) -> OciTagTrigger:
+        arguments = {"image": server.image, "registry_conn_id": conn_id, "poll_interval": INTERVAL, **arguments}
+        path, serialized = OciTagTrigger(**arguments).serialize()
+        assert path == "airflow_slurm_images.triggers.registry.OciTagTrigger"
+        made = OciTagTrigger(**json.loads(json.dumps(serialized)))
+        made.asset_state_store = store  # type: ignore[assignment]
+        return made
 
     return make

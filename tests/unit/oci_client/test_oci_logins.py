@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 
+import httpx
 import pytest
 
 from airflow_slurm_images.core import oci
@@ -15,6 +16,8 @@ from airflow_slurm_images.core.errors import (
     SlurmImagesError,
 )
 from airflow_slurm_images.hooks._oci_client import OciClient
+from airflow_slurm_images.hooks._oci_failures import refused_login
+from airflow_slurm_images.hooks._oci_http import Answer, Transport
 from tests.cluster.http_servers import Reply
 from tests.cluster.misbehaving_registry import (
     REPOSITORY,
@@ -157,11 +160,6 @@ def test_a_refused_login_says_host_repository_account_and_causes(
 
 
 def test_ngc_and_docker_hub_get_their_own_hints() -> None:
-    import httpx
-
-    from airflow_slurm_images.hooks._oci_failures import refused_login
-    from airflow_slurm_images.hooks._oci_http import Answer
-
     answer = Answer(401, httpx.URL("https://nvcr.io/proxy_auth"), httpx.Headers(), b"")
     ngc = refused_login(RegistryEndpoint(host="nvcr.io", login="$oauthtoken", password="x"), answer, "no")
     assert "authn.nvidia.com" in str(ngc) and "nvcr.io" in str(ngc)
@@ -189,6 +187,46 @@ def test_the_secret_is_in_no_message_log_or_detail(
     told = str(caught.value) + repr(caught.value.details) + repr(caught.value.__cause__) + caplog.text
     for secret in (SECRET, BASIC.removeprefix("Basic ")):
         assert secret not in told
+
+
+@pytest.mark.parametrize("failing", ["refused", "other bytes", "closed"])
+def test_a_token_is_in_no_message_log_or_repr(
+    client: OciClient, registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry, failing: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Airflow's masker does not know it."""
+    caplog.set_level(logging.DEBUG)
+    last = {
+        "refused": errors(403, "DENIED", "tok-1 may not"),
+        "other bytes": Reply(200, b"{}", [("Docker-Content-Digest", registry.digest)]),
+        "closed": BadReply(fault="closed"),
+    }[failing]
+    registry.script(registry.tag_path, bearer(f"http://localhost:{elsewhere.port}/token"), last)
+    elsewhere.script("/token", Reply(200, document({"token": "tok-1"})))
+    with pytest.raises(SlurmImagesError) as caught:
+        fetch(client)
+    assert caplog.text
+    for text in (*told_of(caught.value), caplog.text, repr(client)):
+        assert "tok-1" not in text
+
+
+def told_of(err: BaseException | None) -> list[str]:
+    """All that a log may show of an exception and its causes."""
+    told = []
+    while err is not None:
+        told += [str(err), repr(err), repr(err.__dict__)]
+        err = err.__cause__ or err.__context__
+    return told
+
+
+def test_an_answer_that_holds_a_token_does_not_show_it(
+    registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry
+) -> None:
+    elsewhere.script("/token", Reply(200, document({"token": "tok-1"})))
+    transport = Transport()
+    answer = transport.send("GET", httpx.URL(f"http://{elsewhere.address}/token"), {}, 1000)
+    transport.close()
+    assert b"tok-1" in answer.content and "tok-1" not in repr(answer)
 
 
 @pytest.mark.parametrize("status", [403, 429, 500, 418])
