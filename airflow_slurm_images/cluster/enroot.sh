@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034 # some names are read by the job's other files
 # Importing with Enroot into a private place, finding the file of an inspection, and what both need of the node. Needs
-# process.sh and squashfs.sh.
+# process.sh, squashfs.sh and guards.sh.
 
 ASI_WORK=''       # the .sqsh being worked on
 ASI_WORK_OWNED='' # set when the job made that file itself
 ASI_ENROOT=''     # version, X.Y.Z
+ASI_GUARDS=''     # directory of the guards of an import
 ASI_AWAY=()       # before an Enroot: it makes its directories below HOME, whatever it is asked, unless told others
 
 # asi::imports - does this run pull an image? Not where an earlier import left its file in the store.
@@ -129,39 +130,14 @@ asi::refuse_outside() {
     fi
 }
 
-# asi::mkdir ARGUMENT... - stands before mkdir(1) while Enroot imports, for a registry that gives Enroot another image than
-# it gave us, and where the manifest is not verified: a path that leads out of Enroot's working directory is not made.
-asi::mkdir() {
-    local path=''
-    for path in "$@"; do
-        if [[ "${path}" == "${PWD}/"* && "${path}" =~ (^|/)[.][.](/|$) ]]; then
-            : > "${0%/*}/outside"
-            exit 1
-        fi
-    done
-    PATH="${PATH#"${0%/*}":}"
-    exec mkdir "$@"
-}
-
-# asi::guard_mkdir - put it where Enroot finds it, and see that it works: scratch may be mounted noexec.
-asi::guard_mkdir() {
-    local -r bin="${ASI_SCRATCH}/bin"
-    mkdir -- "${bin}"
-    printf '#!/bin/bash -p\nset +o posix\n%s\nasi::mkdir "$@"\n' "$(declare -f asi::mkdir)" > "${bin}/mkdir"
-    chmod 0700 -- "${bin}/mkdir"
-    (cd "${ASI_SCRATCH}" && "${bin}/mkdir" "${PWD}/..") 2> /dev/null || true
-    if [[ ! -e "${bin}/outside" && ! -f "${ASI_SCRATCH}/config.json" ]]; then
-        asi::fail "${E_SCRATCH}" "no program can run below ${ASI_SCRATCH} (noexec?), which an import with verify_manifest off needs; set scratch_root"
-    fi
-    rm -f -- "${bin}/outside"
-}
-
 # asi::import - pull the pinned image and make the SquashFS file, on scratch or straight beside the store.
 asi::import() {
     local status=0 epoch=''
     local -r log="${ASI_ATTEMPT_DIR}/enroot.log"
+    asi::refuse_outside
+    asi::guard_import
     local -a environment=(
-        "PATH=${ASI_SCRATCH}/bin:${PATH}" "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
+        "PATH=${ASI_GUARDS}:${PATH}" "ENROOT_RUNTIME_PATH=${ASI_SCRATCH}/run" "ENROOT_DATA_PATH=${ASI_SCRATCH}/data"
         "ENROOT_TEMP_PATH=${ASI_SCRATCH}/tmp" "TMPDIR=${ASI_SCRATCH}/tmp"
         "ENROOT_CACHE_PATH=${ASI_ATTEMPT_DIR}/cache" "PARALLEL_HOME=${ASI_SCRATCH}/tmp/parallel"
         "ENROOT_SQUASH_OPTIONS=$(asi::squash_options)" "ENROOT_MAX_PROCESSORS=$(asi::processors)"
@@ -175,8 +151,6 @@ asi::import() {
     if [[ -n "${epoch}" ]]; then
         environment+=("SOURCE_DATE_EPOCH=${epoch}")
     fi
-    asi::refuse_outside
-    asi::guard_mkdir
     asi::make_import_cache
     ASI_WORK="${ASI_SCRATCH}/made/image.sqsh"
     ASI_WORK_OWNED=1
@@ -184,9 +158,7 @@ asi::import() {
         enroot import --arch "${ASI_ARCH:-$(uname -m)}" --output "${ASI_WORK}" \
         "${ASI_IMAGE_URI%:sha256:*}:${ASI_PLATFORM_DIGEST:-${ASI_DIGEST}}" || status=$?
     asi::forget_credentials
-    if [[ -e "${ASI_SCRATCH}/bin/outside" ]]; then
-        asi::fail "${E_UNSAFE_IMAGE}" "the image's working directory leads out of the image; it was not imported"
-    fi
+    asi::check_guards
     if ((status != 0)); then
         asi::show_space
         asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status ${status} (registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY})"

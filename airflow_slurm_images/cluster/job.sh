@@ -220,6 +220,8 @@ asi::load_companions() {
     source "${ASI_ATTEMPT_DIR}/locks.sh"
     # shellcheck source=store.sh
     source "${ASI_ATTEMPT_DIR}/store.sh"
+    # shellcheck source=guards.sh
+    source "${ASI_ATTEMPT_DIR}/guards.sh"
     # shellcheck source=enroot.sh
     source "${ASI_ATTEMPT_DIR}/enroot.sh"
     # shellcheck source=inspect.sh

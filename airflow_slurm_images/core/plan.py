@@ -31,6 +31,7 @@ PACKAGE_FILES = (
     "squashfs.sh",
     "locks.sh",
     "store.sh",
+    "guards.sh",
     "enroot.sh",
     "inspect.sh",
     "login.sh",

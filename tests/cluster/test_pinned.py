@@ -12,7 +12,7 @@ import pytest
 
 from airflow_slurm_images.core.errors import IntegrityError, JobFailedError
 from airflow_slurm_images.hooks.registry import OciRegistryHook
-from tests.enroot_contract.images import OCI_MANIFEST, Image, base_tree, build
+from tests.enroot_contract.images import OCI_MANIFEST, Image, Tree, base_tree, build
 from tests.enroot_contract.registries import OddRegistry, odd_registry
 
 from . import multiplatform
@@ -98,19 +98,38 @@ def test_other_bytes_for_the_digest_publish_nothing(box_plain: Box, odd: OddRegi
     assert task.completion()["phase"] == "manifest" and nothing_published(box_plain, "swapped")
 
 
-def test_other_bytes_for_enroot_alone_publish_nothing(box_plain: Box, odd: OddRegistry) -> None:
+def layers_in_another_order(wanted: Image) -> bytes:
+    """The lower layer's files would cover those of the upper one."""
+    manifest = json.loads(wanted.manifest)
+    manifest["layers"].reverse()
+    return json.dumps(manifest).encode()
+
+
+def list_of(served: Image) -> bytes:
+    """An index, which Enroot asks for first and follows to whatever it names."""
+    entry = {"mediaType": OCI_MANIFEST, "digest": served.digest, "size": len(served.manifest)}
+    return json.dumps({"manifests": [{**entry, "platform": {"os": "linux", "architecture": HERE}}]}).encode()
+
+
+@pytest.mark.parametrize("instead", ["another image", "layers in another order", "a list"])
+def test_other_bytes_for_enroot_alone_publish_nothing(box_plain: Box, odd: OddRegistry, instead: str) -> None:
     """A registry (or what stands before it) that answers the second question otherwise."""
-    wanted, served = image("wanted"), image("served to enroot")
+    upper = Tree({"etc/motd": "upper\n"})
+    wanted, served = build([base_tree(), upper], architecture=HERE), image("served to enroot")
     odd.add("team/tool", served, served.digest, media_type=OCI_MANIFEST)
     odd.add("team/tool", wanted, wanted.digest, media_type=OCI_MANIFEST)
+    content = {
+        "another image": served.manifest,
+        "layers in another order": layers_in_another_order(wanted),
+        "a list": list_of(served),
+    }[instead]
 
     def swap() -> None:
-        path = f"/v2/team/tool/manifests/{wanted.digest}"
-        odd.bodies[path] = (OCI_MANIFEST, served.manifest)
+        odd.bodies[f"/v2/team/tool/manifests/{wanted.digest}"] = (OCI_MANIFEST, content)
 
     odd.before_blob = swap  # the first blob is the config that the job itself asks for, after the manifest
     task = import_task(box_plain, f"{odd.address}/team/tool@{wanted.digest}", "swapped-later", insecure=True)
-    with pytest.raises(IntegrityError, match="gave Enroot other layers"):
+    with pytest.raises(IntegrityError, match=f"gave Enroot other bytes than {wanted.digest} names"):
         task.run()
     assert nothing_published(box_plain, "swapped-later")
 

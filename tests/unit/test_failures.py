@@ -44,6 +44,7 @@ def test_every_exit_of_the_scripts_is_in_the_table() -> None:
         "process.sh",
         "squashfs.sh",
         "store.sh",
+        "guards.sh",
         "enroot.sh",
         "inspect.sh",
         "login.sh",
