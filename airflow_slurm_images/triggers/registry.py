@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError, RegistryError
+from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
 from airflow_slurm_images.core.oci import ResolvedImage
 from airflow_slurm_images.core.platform import Platform
 from airflow_slurm_images.core.reference import TagReference
@@ -65,6 +65,8 @@ class OciTagTrigger(BaseEventTrigger):
     The first look only takes note. What is known is kept in the asset's state store (Airflow 3.3) or in an Airflow
     Variable named ``oci_tag_<hash>`` (before), so that a move while no triggerer ran fires once, afterwards. A
     triggerer that is killed in the three seconds after it fired fires again: an import of what is there costs no job.
+
+    Raises InvalidRequestError, where the DAG is parsed, for what can never be watched.
     """
 
     def __init__(
@@ -83,6 +85,10 @@ class OciTagTrigger(BaseEventTrigger):
         self.os = os
         self.variant = variant
         self.poll_interval = poll_interval
+        self._ref = TagReference.parse(image)
+        self._platform = Platform.requested(arch, os=os, variant=variant)
+        if self._ref.tag is None or poll_interval <= 0:
+            raise InvalidRequestError(f"{image!r} with poll_interval {poll_interval} is nothing to watch")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and JSON arguments."""
@@ -97,21 +103,33 @@ class OciTagTrigger(BaseEventTrigger):
         return f"oci_tag_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look for ever; a registry that fails is a log line, only an author's mistake (InvalidRequestError) ends it.
+        """Look for ever; what fails is a line in the log, and looked at again, later each time.
+
+        Also an author's mistake: Airflow starts an asset's trigger again as soon as it ended, so an end is a loop.
 
         Payload of an event: ``image`` as watched, ``reference`` pinned to the new image, ``old`` and ``new`` digest
         of the platform's manifest, ``index_digest`` or None, ``platform``.
         """
-        ref = TagReference.parse(self.image)
-        if ref.tag is None or self.poll_interval <= 0:
-            raise InvalidRequestError(f"{self.image!r} with poll_interval {self.poll_interval} is nothing to watch")
-        wanted = Platform.requested(self.arch, os=self.os, variant=self.variant)
-        state = await WatchState.open(getattr(self, "asset_state_store", None), self.state_key)
-        known = _Known.of(await state.read())
-        async with SharedRegistry.joined(self.registry_conn_id, ref.registry) as registry:
-            failures = 0
+        state: WatchState | None = None
+        known: _Known | None = None
+        kept: _Known | None = None  # of what is known, what the state store has
+        failures = 0
+        async with SharedRegistry.joined(self.registry_conn_id, self._ref.registry) as registry:
             while True:
-                if known is not None and known.event is not None:
+                try:
+                    if state is None:
+                        state, known = await self._open()
+                        kept = known
+                    if known == kept and (known is None or known.event is None):
+                        known = await self._look(registry, known)
+                    if known is not None and known != kept:
+                        await state.write(asdict(known))
+                        kept = known
+                    failures = 0
+                except Exception as err:
+                    failures += 1
+                    self._tell(err)
+                if state is not None and known is not None and known == kept and known.event is not None:
                     event, known = known.event, replace(known, event=None)
                     try:
                         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
@@ -119,25 +137,24 @@ class OciTagTrigger(BaseEventTrigger):
                         await state.write(asdict(known))
                         raise
                     await asyncio.sleep(HANDED_OVER)
-                    await state.write(asdict(known))
-                try:
-                    found: _Known | None = await self._look(registry, ref, wanted, known)
-                    failures = 0
-                except (RegistryError, IntegrityError) as err:
-                    found = known
-                    failures += 1
-                    self.log.warning("%s: %s", self.image, err)
-                if found is not None and found != known:
-                    known = found
-                    await state.write(asdict(known))
-                if known is None or known.event is None:
+                else:
                     await asyncio.sleep(self._delay(failures))
 
-    async def _look(
-        self, registry: SharedRegistry, ref: TagReference, wanted: Platform, known: _Known | None
-    ) -> _Known:
+    async def _open(self) -> tuple[WatchState, _Known | None]:
+        state = await WatchState.open(getattr(self, "asset_state_store", None), self.state_key)
+        return state, _Known.of(await state.read())
+
+    def _tell(self, err: Exception) -> None:
+        if isinstance(err, InvalidRequestError):
+            self.log.error("%s cannot be watched before this is corrected: %s", self.image, err)
+        elif isinstance(err, SlurmImagesError):
+            self.log.warning("%s: %s", self.image, err)
+        else:
+            self.log.exception("%s cannot be watched at present", self.image)
+
+    async def _look(self, registry: SharedRegistry, known: _Known | None) -> _Known:
         """One look: the same state when nothing moved, else the new one, with the event to fire in it."""
-        tag = str(ref.tag)
+        ref, wanted, tag = self._ref, self._platform, str(self._ref.tag)
         head = await registry.ask(
             ref, lambda client: client.head(ref.repository, tag, known.head if known is not None else None)
         )

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,24 +24,38 @@ from tests.cluster.misbehaving_registry import REPOSITORY, errors
 from .watching import Registry, Store, play, running, until
 
 
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the trigger tells; Airflow's own loggers tell it past pytest."""
+    monkeypatch.setattr(OciTagTrigger, "log", logging.getLogger("trigger of the test"))
+    caplog.set_level(logging.WARNING)
+    return caplog
+
+
 def test_a_registry_that_fails_is_a_line_in_the_log(
     server: Registry,
     trigger: Callable[..., OciTagTrigger],
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    log: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(registry_watch, "_OUTAGE_PAUSE", 0.05)
-    caplog.set_level(logging.WARNING)
 
     async def story() -> None:
         store = Store()
         server.put("old")
         async with running(trigger(store)) as payloads:
             await until(lambda: bool(store.values))
-            for bad in (Reply(500), errors(404, "MANIFEST_UNKNOWN"), errors(401, "UNAUTHORIZED")):
+            bad_days = {
+                "status 500": Reply(500),
+                "unknown tag 1.0": errors(404, "MANIFEST_UNKNOWN"),
+                "of a kind that is not supported": errors(401, "UNAUTHORIZED"),
+            }
+            for said, bad in bad_days.items():
                 server.script(server.tag_path, bad)
                 looks = server.asked("HEAD")
                 await until(lambda start=looks: server.asked("HEAD") > start + 1)  # type: ignore[misc]
+                (line,) = {record.getMessage() for record in log.records if said in record.getMessage()}
+                assert line.startswith(f"{server.image}: ")
             server.put("new")
             await until(lambda: bool(payloads))
 
@@ -133,22 +149,134 @@ def test_a_login_that_was_renewed_is_read_again(
     play(story())
 
 
+# -- mistakes
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"image": "other.example/a/b:c"},
         {"image": "127.0.0.1:1/a/b@sha256:" + 64 * "a"},
         {"image": "No Image"},
         {"arch": "no arch"},
         {"poll_interval": 0},
     ],
 )
-def test_what_the_author_has_to_correct_ends_the_watch(
-    server: Registry, trigger: Callable[..., OciTagTrigger], arguments: dict[str, Any]
+def test_what_can_never_be_watched_is_said_where_the_dag_is_parsed(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        OciTagTrigger(**{"image": "team/app:1.0", **arguments})
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits that a trigger means to make, in seconds of an interval of one; they take almost no time."""
+    meant: list[float] = []
+    delay = OciTagTrigger._delay
+
+    def quick(self: OciTagTrigger, failures: int) -> float:
+        meant.append(delay(OciTagTrigger("a/b:c", poll_interval=1), failures))
+        return 0.01
+
+    monkeypatch.setattr(OciTagTrigger, "_delay", quick)
+    return meant
+
+
+class BrokenStore(Store):
+    """A database that is away; later it comes back."""
+
+    broken = True
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        if self.broken:
+            raise RuntimeError("the database is away")
+        return await super().aget(key, default)
+
+    async def aset(self, key: str, value: Any) -> None:
+        if self.broken:
+            raise RuntimeError("the database is away")
+        await super().aset(key, value)
+
+
+def grows(delays: list[float]) -> bool:
+    """Each wait is about twice the one before."""
+    return all(earlier * 1.5 < later for earlier, later in itertools.pairwise(delays[:5]))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [("a connection for another host", "connection images is for other.example"), ("no connection", "none_such")],
+)
+def test_what_the_author_has_to_correct_is_said_and_the_watch_goes_on_once_it_is(
+    server: Registry,
+    trigger: Callable[..., OciTagTrigger],
+    connect: Any,
+    delays: list[float],
+    log: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: str,
+    said: str,
+) -> None:
+    conn_id = "images" if mistake == "a connection for another host" else "none_such"
+    connect("other.example")
+
+    async def story() -> None:
+        store = Store()
+        server.put("old")
+        async with running(trigger(store, registry_conn_id=conn_id)) as payloads:
+            await until(lambda: len(delays) > 5)
+            assert said in log.text and server.requests == [] and grows(delays)
+            connect(server.address)
+            monkeypatch.setenv("AIRFLOW_CONN_NONE_SUCH", os.environ["AIRFLOW_CONN_IMAGES"])
+            await until(lambda: bool(store.values))
+            server.put("new")
+            await until(lambda: bool(payloads))
+
+    play(story())
+
+
+def test_a_state_store_that_fails_does_not_end_the_watch_nor_lose_a_move(
+    server: Registry, trigger: Callable[..., OciTagTrigger], delays: list[float], log: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
+        store, old = BrokenStore(), server.put("old")
+        async with running(trigger(store)) as payloads:
+            await until(lambda: len(delays) > 5)
+            assert "the database is away" in log.text and grows(delays)
+            store.broken = False
+            await until(lambda: bool(store.values))
+            store.broken = True
+            new = server.put("new")
+            looks = len(delays)
+            await until(lambda: len(delays) > looks + 5)
+            assert payloads == []  # what is not kept yet is not fired: nobody would know of it afterwards
+            store.broken = False
+            await until(lambda: bool(payloads))
+            await until(lambda: store.state["event"] is None)
+            looks = len(delays)
+            await until(lambda: len(delays) > looks + 2)
+        assert [(payload["old"], payload["new"]) for payload in payloads] == [(old, new)]
+
+    play(story())
+
+
+def test_an_event_that_could_not_be_crossed_out_is_crossed_out_later(
+    server: Registry, trigger: Callable[..., OciTagTrigger], delays: list[float]
+) -> None:
+    async def story() -> None:
+        store = BrokenStore()
+        store.broken = False
         server.put("old")
-        with pytest.raises(InvalidRequestError):
-            await asyncio.wait_for(anext(trigger(Store(), **arguments).run()), 10)
+        async with running(trigger(store)) as payloads:
+            await until(lambda: bool(store.values))
+            write = store.aset
+
+            async def fails_without_event(key: str, value: Any) -> None:
+                store.broken = value["event"] is None and len(delays) < 20
+                await write(key, value)
+
+            store.aset = fails_without_event  # type: ignore[method-assign]
+            server.put("new")
+            await until(lambda: len(delays) >= 20)
+            await until(lambda: store.state["event"] is None)
+            assert len(payloads) == 1
 
     play(story())
