@@ -12,7 +12,8 @@ Built on httpx, which Airflow's task SDK itself requires. Weighed against it:
   redirect.
 
 Redirects are followed here one at a time, so that none may leave HTTPS; httpx drops ``Authorization`` when
-the host changes. Cookies are never kept: some registries take their presence for a browser.
+the host changes, and only a host that the caller names gets it again. Cookies are never kept: some registries
+take their presence for a browser.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -104,8 +105,18 @@ class Transport:
         """Close the pooled connections."""
         self._client.close()
 
-    def send(self, method: str, url: httpx.URL, headers: Mapping[str, str], max_bytes: int) -> Answer:
+    def send(
+        self,
+        method: str,
+        url: httpx.URL,
+        headers: Mapping[str, str],
+        max_bytes: int,
+        *,
+        login_hosts: Container[str] = (),
+    ) -> Answer:
         """Send until there is an answer worth returning; 429 and 5xx are returned once retries are used up.
+
+        ``login_hosts`` (no ports) get the request's ``Authorization`` also where a redirect leads to them.
 
         Raises RegistryUnavailableError (``retryable`` false for an unknown host), RegistryTlsError,
         RegistryResponseError for too much data or a forbidden redirect.
@@ -115,18 +126,24 @@ class Transport:
         watchdog.daemon = True
         watchdog.start()
         try:
-            return self._persist(method, url, headers, max_bytes, deadline)
+            return self._persist(method, url, headers, max_bytes, deadline, login_hosts)
         finally:
             watchdog.cancel()
 
     def _persist(
-        self, method: str, url: httpx.URL, headers: Mapping[str, str], max_bytes: int, deadline: float
+        self,
+        method: str,
+        url: httpx.URL,
+        headers: Mapping[str, str],
+        max_bytes: int,
+        deadline: float,
+        login_hosts: Container[str],
     ) -> Answer:
         for attempt in range(1, self._limits.attempts + 1):
             wait = self._limits.first_wait * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)  # noqa: S311
             try:
                 request = self._client.build_request(method, url, headers=headers, extensions={"trace": self._note})
-                answer = self._once(request, max_bytes, deadline)
+                answer = self._once(request, max_bytes, deadline, login_hosts)
                 asked = retry_after(answer.headers.get("Retry-After"), datetime.now(timezone.utc))
                 wait = wait if asked is None else asked
                 if answer.status not in _AGAIN or not self._may_wait(attempt, wait, deadline):
@@ -155,7 +172,8 @@ class Transport:
         in_time = wait <= self._limits.longest_wait and time.monotonic() + wait < deadline
         return attempt < self._limits.attempts and in_time
 
-    def _once(self, request: httpx.Request, max_bytes: int, deadline: float) -> Answer:
+    def _once(self, request: httpx.Request, max_bytes: int, deadline: float, login_hosts: Container[str]) -> Answer:
+        authorization = request.headers.get("Authorization")
         for _ in range(self._limits.redirects + 1):
             try:
                 with closing(self._client.send(request, stream=True, follow_redirects=False)) as response:
@@ -170,6 +188,8 @@ class Transport:
                     raise self._too_slow(request.url) from err
                 raise _failure(err, request.url) from err
             request = _checked(request.url, response.next_request)
+            if authorization and request.url.host in login_hosts:
+                request.headers["Authorization"] = authorization
         problem = f"more than {self._limits.redirects} redirects, the last to {_where(request.url)}"
         raise RegistryResponseError(problem)
 

@@ -4,7 +4,8 @@
 The flow is the distribution project's "Token Authentication Specification": the password goes to the token
 service and nowhere else, the token to the registry. The registry names the service, on whatever host
 (``auth.docker.io`` for Docker Hub), so the rule here is TLS: a realm over plain HTTP gets nothing unless the
-connection is insecure.
+connection is insecure. NVIDIA's token service hands on to another host that wants the same login: of redirects only
+those to the hosts of :meth:`Login._login_hosts` get it, as in ``cluster/login.sh``.
 
 Airflow is not told the tokens: its masker forgets nothing and makes one expression of all it knows, so a token an
 hour would in the end stop a triggerer. No message, log line or repr holds one instead.
@@ -18,6 +19,7 @@ import re
 import httpx
 
 from airflow_slurm_images.core.challenge import Challenge, parse_challenges, pull_scope, select
+from airflow_slurm_images.core.credentials import TOKEN_HOSTS
 from airflow_slurm_images.core.endpoint import RegistryEndpoint
 from airflow_slurm_images.core.errors import RegistryAuthError, RegistryResponseError
 from airflow_slurm_images.hooks._oci_failures import error_for, refused_login
@@ -70,7 +72,8 @@ class Login:
         params = httpx.QueryParams([*realm.params.multi_items(), *((k, v) for k, v in query if v)])
         basic = self._basic()
         headers = {"Accept": "application/json"} | ({"Authorization": basic} if basic else {})
-        answer = self._transport.send("GET", realm.copy_with(params=params), headers, _MAX_ANSWER)
+        url, hosts = realm.copy_with(params=params), self._login_hosts(realm)
+        answer = self._transport.send("GET", url, headers, _MAX_ANSWER, login_hosts=hosts)
         if answer.status in (400, 401, 403):
             raise refused_login(self._endpoint, answer, f"the token service {realm.host} refused the login")
         if answer.status != 200:
@@ -79,6 +82,11 @@ class Login:
         if token is None:
             raise RegistryResponseError(f"the token service {realm.host} gave no token that can be used")
         return token
+
+    def _login_hosts(self, realm: httpx.URL) -> set[str]:
+        """Hosts (no ports) that a login's netrc file has lines for."""
+        host = self._endpoint.host.partition(":")[0]
+        return {host, realm.host, TOKEN_HOSTS.get(host, host)}
 
     def _realm(self, challenge: Challenge) -> httpx.URL:
         realm = challenge.params["realm"]

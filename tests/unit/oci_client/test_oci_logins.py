@@ -15,6 +15,7 @@ from airflow_slurm_images.core.errors import (
     RegistryResponseError,
     SlurmImagesError,
 )
+from airflow_slurm_images.hooks import _oci_login
 from airflow_slurm_images.hooks._oci_client import OciClient
 from airflow_slurm_images.hooks._oci_failures import refused_login
 from airflow_slurm_images.hooks._oci_http import Answer, Transport
@@ -95,6 +96,41 @@ def test_the_password_goes_to_the_token_service_and_the_token_to_the_registry(
     assert asked.query == [
         ("tenant", "t"), ("service", "s"), ("account", "bob"), ("scope", f"repository:{REPOSITORY}:pull"),
     ]  # fmt: skip
+
+
+def test_a_token_service_that_hands_on_gets_the_login_where_it_is_known_to(
+    client: OciClient, registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nvcr.io does to authn.nvidia.com."""
+    monkeypatch.setattr(_oci_login, "TOKEN_HOSTS", {"127.0.0.1": "localhost"})
+    registry.script(registry.tag_path, bearer(f"http://{registry.address}/auth"), registry.healthy(registry.tag_path))
+    registry.script("/auth", to(f"http://localhost:{elsewhere.port}/token?scope=s"))
+    elsewhere.script("/token", Reply(200, document({"token": "tok-1"})))
+    assert fetch(client) == registry.manifest
+    assert [(asked.path, asked.authorization) for asked in elsewhere.requests] == [("/token", BASIC)]
+    assert registry.authorizations == [BASIC, "Bearer tok-1"]
+
+
+def test_a_token_service_that_hands_on_to_any_other_host_takes_no_login_along(
+    client: OciClient, registry: MisbehavingRegistry, elsewhere: MisbehavingRegistry
+) -> None:
+    registry.script(registry.tag_path, bearer(f"http://{registry.address}/auth"), registry.healthy(registry.tag_path))
+    registry.script("/auth", to(f"http://localhost:{elsewhere.port}/token"))
+    elsewhere.script("/token", Reply(200, document({"token": "tok-1"})))
+    assert fetch(client) == registry.manifest
+    assert len(elsewhere.requests) == 1 and elsewhere.authorizations == []
+
+
+def test_a_token_service_over_tls_takes_the_login_nowhere_without(
+    secure: MisbehavingRegistry, elsewhere: MisbehavingRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_oci_login, "TOKEN_HOSTS", {"127.0.0.1": "localhost"})
+    client = make_client(secure.address, [], login="bob", password=SECRET, insecure=False)
+    secure.script(secure.tag_path, bearer(f"https://{secure.address}/auth"))
+    secure.script("/auth", to(f"http://localhost:{elsewhere.port}/token"))
+    with pytest.raises(RegistryResponseError, match="without TLS"):
+        fetch(client)
+    assert elsewhere.requests == []
 
 
 def test_an_expired_token_is_renewed_once(
