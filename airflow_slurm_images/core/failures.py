@@ -211,6 +211,9 @@ IMAGE_PATTERNS: tuple[Pattern, ...] = (
 )
 """What may be believed of the output of a start: it concerns the image alone."""
 
+_CUT_OFF = "reset|timed? ?out|syscall|eof|end of file|closed|broken pipe|terminated|pull function"
+"""Handshakes that the network or a busy server ended, in the words of OpenSSL, GnuTLS and NSS."""
+
 REGISTRY_PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"(nvcr\.io|authn\.nvidia\.com|proxy_auth)\S* returned error( code)?: 40[13]", _NGC),
     _pattern(r"returned error( code)?: 40[13]|token service \S+ refused the login", _AUTH),
@@ -230,6 +233,16 @@ REGISTRY_PATTERNS: tuple[Pattern, ...] = (
             "the registry limits the rate",
             "Log in, or retry later.",
             RegistryRateLimitedError,
+        ),
+    ),
+    _pattern(
+        rf"curl: \(35\)(?!.*({_CUT_OFF}))",
+        Failure(
+            "registry_tls",
+            "no TLS connection with the registry",
+            "If it speaks plain HTTP, name it in the profile's insecure_registries, or set insecure in its connection; "
+            "else look for a proxy in between, and for TLS versions that both sides know.",
+            RegistryTlsError,
         ),
     ),
     _pattern(

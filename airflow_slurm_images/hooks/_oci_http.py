@@ -48,6 +48,8 @@ from airflow_slurm_images.core.fields import whole_number
 
 USER_AGENT = f"airflow-provider-slurm-images/{__version__}"
 _AGAIN = frozenset({429, 500, 502, 503, 504})
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""A TLS connection that ended in the middle: the network or a busy server, as after a reset."""
 _CA_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -255,7 +257,7 @@ def _failure(err: httpx.RequestError, url: httpx.URL) -> RegistryError:
     where = _where(url)
     causes = list(_chain(err))
     tls = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
-    if tls is not None:
+    if tls is not None and not isinstance(tls, _CUT_OFF):
         return _tls_failure(tls, where)
     name = next((cause for cause in causes if isinstance(cause, socket.gaierror)), None)
     if name is not None:

@@ -19,6 +19,7 @@ from airflow_slurm_images.core.errors import (
     RegistryAuthError,
     RegistryNotFoundError,
     RegistryRateLimitedError,
+    RegistryTlsError,
     RegistryUnavailableError,
     UnsafeImageError,
 )
@@ -75,6 +76,18 @@ IMPORT_LOGS = [
     ),
     ("[ERROR] URL https://reg.example/token returned error code: 401 Unauthorized", RegistryAuthError, False),
     ("[ERROR] URL https://reg.example/token returned error code: 403 Forbidden", RegistryAuthError, False),
+    ("curl: (35) OpenSSL/3.0.19: error:0A00010B:SSL routines::wrong version number", RegistryTlsError, False),
+    ("curl: (35) error:1408F10B:SSL routines:ssl3_get_record:wrong version number", RegistryTlsError, False),
+    ("curl: (35) error:0A000410:SSL routines::sslv3 alert handshake failure", RegistryTlsError, False),
+    ("curl: (35) gnutls_handshake() failed: An unexpected TLS packet was received.", RegistryTlsError, False),
+    ("curl: (35) SSL received a record that exceeded the maximum permissible length.", RegistryTlsError, False),
+    ("curl: (35) Recv failure: Connection reset by peer", RegistryUnavailableError, True),
+    ("curl: (35) OpenSSL SSL_connect: SSL_ERROR_SYSCALL in connection to reg", RegistryUnavailableError, True),
+    ("curl: (35) error:0A000126:SSL routines::unexpected eof while reading", RegistryUnavailableError, True),
+    ("curl: (35) TCP connection reset by peer", RegistryUnavailableError, True),
+    ("curl: (35) gnutls_handshake() failed: Error in the pull function.", RegistryUnavailableError, True),
+    ("curl: (28) SSL connection timeout", RegistryUnavailableError, True),
+    ("curl: (60) SSL certificate problem: self-signed certificate", RegistryTlsError, False),
     ("curl: (22) The requested URL returned error: 401", RegistryAuthError, False),
     ("curl: (22) The requested URL returned error: 403 Forbidden", RegistryAuthError, False),
     ("curl: (22) The requested URL returned error: 404", RegistryNotFoundError, False),
@@ -89,12 +102,18 @@ IMPORT_LOGS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "error", "retryable"), IMPORT_LOGS, ids=[line[:40] for line, _, _ in IMPORT_LOGS])
+@pytest.mark.parametrize(("line", "error", "retryable"), IMPORT_LOGS, ids=[line[-40:] for line, _, _ in IMPORT_LOGS])
 def test_what_enroot_printed_decides_class_and_retry(line: str, error: type[Exception], retryable: bool) -> None:
     raised = failed(78, "import", {"enroot.log": f"[INFO] Querying registry\n{line}\n"})
     assert type(raised) is error
     assert raised.retryable is retryable
     assert raised.remedy
+
+
+def test_a_registry_without_tls_may_be_one_of_plain_http() -> None:
+    line = "curl: (35) OpenSSL/3.0.19: error:0A00010B:SSL routines::wrong version number"
+    raised = failed(78, "import", {"enroot.log": f"[INFO] Querying registry\n{line}\n"})
+    assert "no TLS connection" in raised.message and "insecure_registries" in (raised.remedy or "")
 
 
 def test_a_refused_login_at_ngc_names_both_machines() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
@@ -93,6 +95,25 @@ def test_an_answer_that_always_breaks_off_is_unavailable(
     registry.script(registry.tag_path, BadReply(200, registry.manifest[:20], fault=fault))
     with pytest.raises(RegistryUnavailableError, match="broke off"):
         fetch(client)
+
+
+def test_a_tls_handshake_that_breaks_off_is_retried_and_no_fault_of_the_certificate(waits: list[float]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        served: list[bytes] = []
+
+        def hang_up() -> None:
+            for _ in range(4):
+                connection, _ = listener.accept()
+                with connection:
+                    served.append(connection.recv(65536))
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        client = make_client(f"127.0.0.1:{listener.getsockname()[1]}", waits, insecure=False)
+        with pytest.raises(RegistryUnavailableError, match="broke off") as caught:
+            fetch(client)
+        thread.join(30)
+    assert caught.value.retryable and len(served) == 4 and len(waits) == 3
 
 
 def test_silence_is_bounded(registry: MisbehavingRegistry, waits: list[float]) -> None:
