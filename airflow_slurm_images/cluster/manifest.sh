@@ -23,15 +23,15 @@ asi::oci_architecture() {
     esac
 }
 
-# asi::kind FILE - `index`, `image CONFIG_DIGEST`, or `no WORDS` for what cannot be imported.
+# asi::kind FILE - `index`, `image CONFIG_DIGEST`, or `no WORDS` for what cannot be imported, by the rules of core/oci.py.
 asi::kind() {
     jq -r --arg indexes "${ASI_INDEX_TYPES}" --arg manifests "${ASI_MANIFEST_TYPES}" '
         def is($types): .mediaType as $own | $own == null or ($types | split(" ") | index($own) != null);
         def image_config: . == "application/vnd.oci.image.config.v1+json"
             or . == "application/vnd.docker.container.image.v1+json";
-        def image_layer: startswith("application/vnd.oci.image.layer.")
-            or startswith("application/vnd.docker.image.rootfs.");
-        def image_layers: [.layers[]?.mediaType | strings];
+        def image_layer:
+            test("\\Aapplication/vnd[.](oci[.]image[.]layer[.](nondistributable[.])?v1|docker[.]image[.]rootfs)[.]");
+        def image_layers: [.layers[]? | .mediaType // "" | tostring];
         if type != "object" then "no JSON object"
         elif .schemaVersion == 1 or has("fsLayers") then "no longer supported: Docker schema 1"
         elif .manifests != null and (.config != null or .layers != null) then "no clear kind: index and image at once"

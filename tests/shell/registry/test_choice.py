@@ -78,18 +78,51 @@ def read_by_the_worker(content: bytes) -> tuple[str, list[str]]:
     return "index", chosen
 
 
-def test_a_document_is_read_as_the_worker_reads_it(tmp_path: Path) -> None:
-    choose = random.Random(0)
-    contents = [document(some_document(choose)) for _ in range(60)]
-    files = [tmp_path / str(number) for number in range(len(contents))]
+def read_by_the_job(contents: list[bytes], directory: Path) -> list[str]:
+    """A line for each document."""
+    files = [directory / str(number) for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
         file.write_bytes(content)
     asked = ["bash", "-euc", READ, str(CLUSTER), *map(str, files)]
-    lines = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_a_document_is_read_as_the_worker_reads_it(tmp_path: Path) -> None:
+    choose = random.Random(0)
+    contents = [document(some_document(choose)) for _ in range(60)]
     kinds = []
-    for content, line in zip(contents, lines, strict=True):
+    for content, line in zip(contents, read_by_the_job(contents, tmp_path), strict=True):
         kind, *chosen = line.split("|")
         kinds.append(kind.split()[0])
         expected, digests = read_by_the_worker(content)
         assert (kinds[-1], chosen if kinds[-1] == "index" else []) == (expected, digests), content
     assert set(kinds) == {"index", "image", "no"}
+
+
+LAYERS: dict[str, bool] = {
+    LAYER: True,
+    "application/vnd.oci.image.layer.v1.tar": True,
+    "application/vnd.oci.image.layer.v1.tar+zstd": True,
+    "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": True,
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": True,
+    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": True,
+    "application/vnd.oci.image.layer.nydus.blob.v1": False,
+    "application/vnd.oci.image.layer.v2.tar": False,
+    "application/vnd.oci.image.layer.v1": False,
+    "application/vndXoci.image.layer.v1.tar": False,
+    "x\napplication/vnd.oci.image.layer.v1.tar": False,
+    "": False,
+}
+
+
+def test_a_layer_that_enroot_cannot_read_is_none_for_both(tmp_path: Path) -> None:
+    """Also beside a good one; a layer has to say what it is."""
+    config = {"mediaType": oci.OCI_CONFIG, "digest": "sha256:1", "size": 1}
+    good = {"mediaType": LAYER, "digest": "sha256:1", "size": 1}
+    plain = {"digest": "sha256:1", "size": 1}
+    odd: list[tuple[dict[str, Any], bool]] = [({**plain, "mediaType": name}, fine) for name, fine in LAYERS.items()]
+    odd += [(plain, False), ({**plain, "mediaType": None}, False), ({**plain, "mediaType": 5}, False)]
+    contents = [document({"schemaVersion": 2, "config": config, "layers": [good, layer]}) for layer, _ in odd]
+    expected = ["image" if fine else "no" for _, fine in odd]
+    assert [line.split()[0] for line in read_by_the_job(contents, tmp_path)] == expected
+    assert [read_by_the_worker(content)[0] for content in contents] == expected
