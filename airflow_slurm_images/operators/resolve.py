@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
@@ -60,30 +60,38 @@ class OciResolveOperator(BaseOperator):
             if err.retryable:
                 raise
             raise AirflowFailException(str(err)) from err
-        self._tell(resolved, self._previous(context))
+        self._tell(resolved, context)
         context["ti"].xcom_push(key="resolved", value=resolved.to_json())
         return resolved.reference
 
-    def _tell(self, resolved: ResolvedImage, previous: str | None) -> None:
+    def _tell(self, resolved: ResolvedImage, context: Context) -> None:
         name, _, digest = resolved.reference.partition("@")
-        before, _, old = (previous or "").partition("@")
-        if before != name or not old:
+        old = self._previous(name, context)
+        if old is None:
             self.log.info("%s is %s for %s", name, digest, resolved.platform)
         elif old == digest:
             self.log.info("%s is still %s for %s", name, digest, resolved.platform)
         else:
             self.log.info("%s moved for %s: old %s, new %s", name, resolved.platform, old, digest)
 
-    def _previous(self, context: Context) -> str | None:
-        """What the same task (and map index) returned in an earlier run; a look back never fails the task."""
+    def _previous(self, name: str, context: Context) -> str | None:
+        """The digest that this task found for ``name`` in an earlier run; a look back never fails the task.
+
+        Of a mapped task the same index is asked first; where the list changed since, all of the run before.
+        """
         task_instance = context["ti"]
+        index = getattr(task_instance, "map_index", -1)
         try:
-            value = task_instance.xcom_pull(
-                task_ids=self.task_id,
-                include_prior_dates=True,
-                map_indexes=getattr(task_instance, "map_index", -1),
-            )
+            value = task_instance.xcom_pull(task_ids=self.task_id, include_prior_dates=True, map_indexes=index)
+            old = _digest_of(name, [value])
+            if old is None and index >= 0 and (run := task_instance.get_previous_dagrun()) is not None:
+                old = _digest_of(name, task_instance.xcom_pull(task_ids=[self.task_id], run_id=run.run_id))
         except Exception as err:
             self.log.warning("cannot look up the previous digest: %s", err)
             return None
-        return value if isinstance(value, str) else None
+        return old
+
+
+def _digest_of(name: str, references: Iterable[Any]) -> str | None:
+    found = (text.partition("@") for text in references if isinstance(text, str))
+    return next((digest for of, _, digest in found if of == name and digest), None)

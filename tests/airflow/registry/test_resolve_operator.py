@@ -21,19 +21,28 @@ from tests.cluster.registries import Registries
 
 
 class Ti(SimpleNamespace):
-    """As much of a task instance as the operator uses."""
+    """As much of a task instance as the operator uses; `before` are the values of all indexes in the run before."""
 
-    def xcom_pull(self, **_asked: Any) -> Any:
+    before: list[Any] | None = None
+
+    def xcom_pull(self, **asked: Any) -> Any:
+        if asked.get("run_id") == "before":
+            assert asked == {"task_ids": ["r"], "run_id": "before"}
+            return self.before
+        assert asked["map_indexes"] == self.map_index and asked["include_prior_dates"]
         if isinstance(self.previous, Exception):
             raise self.previous
         return self.previous
+
+    def get_previous_dagrun(self) -> Any:
+        return None if self.before is None else SimpleNamespace(run_id="before")
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
 
 
-def run(operator: OciResolveOperator, previous: Any = None) -> tuple[str, dict[str, Any]]:
-    ti = Ti(previous=previous, pushed={}, map_index=-1)
+def run(operator: OciResolveOperator, previous: Any = None, **mapped: Any) -> tuple[str, dict[str, Any]]:
+    ti = Ti(**{"previous": previous, "pushed": {}, "map_index": -1, **mapped})
     return operator.execute({"ti": ti}), ti.pushed  # type: ignore[typeddict-item]
 
 
@@ -71,6 +80,36 @@ def test_a_tag_that_moved_shows_old_and_new(
     if isinstance(previous, str):
         previous = previous.replace("{image}", image).replace("{same}", same)
     run(operator, previous)
+    assert word in caplog.text and same.partition("@")[2] in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        (["{image}@" + OLD, "other/app:2@" + OLD], f"old {OLD}"),
+        (["other/app:1@" + OLD, "{same}"], "still"),
+        (["other/app:1@" + OLD, None, 5], " is "),
+        (None, " is "),
+    ],
+)
+def test_an_image_that_stood_elsewhere_in_the_list_is_found_again(
+    registries: Registries,
+    connect: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    before: list[Any] | None,
+    word: str,
+) -> None:
+    """An entry was put at the head of the list: at this map index there was another image."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(OciResolveOperator, "log", logging.getLogger("resolve"))
+    image = f"{registries.open.address}/team/app:oci"
+    operator = OciResolveOperator(task_id="r", image=image, registry_conn_id=connect(registries.open))
+    same, _ = run(operator)
+    caplog.clear()
+    texts = {"{image}@" + OLD: f"{image}@{OLD}", "{same}": same}
+    values = None if before is None else [texts.get(value, value) for value in before]
+    run(operator, "other/app:1@" + OLD, map_index=1, before=values)
     assert word in caplog.text and same.partition("@")[2] in caplog.text
 
 
