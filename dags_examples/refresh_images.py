@@ -6,8 +6,9 @@ The list is the Airflow Variable ``slurm_images_refresh``, or the JSON file name
     [{"image": "vllm/vllm-openai:v0.33.0", "name": "vllm", "kind": "serving"},
      {"image": "registry.example/team/tool:stable", "name": "tool", "registry_conn_id": "team_registry"}]
 
-``image`` and ``name`` are required; ``kind`` (generic), ``arch`` (amd64) and ``registry_conn_id`` (none) are not.
-An image that did not move costs a few small requests and no job. One that fails does not stop the others.
+``image`` and ``name`` are required, and no ``name`` twice; ``kind`` (generic), ``arch`` (amd64) and
+``registry_conn_id`` (none) are not. An image that did not move costs a few small requests and no job. One that
+fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ VARIABLE = "slurm_images_refresh"
 DEFAULTS: dict[str, Any] = {"kind": "generic", "arch": "amd64", "registry_conn_id": None}
 
 # Every import is a few SSH logins, whatever the number of images, and sshd refuses more than its MaxStartups (10)
-# at once. Make a pool of what the login node takes, and name it here:
-#     airflow pools set slurm_images 4 "Tasks that log in to the cluster"
+# at once. Make a pool of what the login node takes, and name it here (a task of a pool that is not there never starts):
+#     airflow pools set slurm_images 4 "Imports on the cluster" --include-deferred
+# With --include-deferred an import keeps its slot while its job waits and runs; so the pool bounds the jobs, too.
 POOL = "default_pool"
 
 with DAG(
@@ -56,6 +58,9 @@ with DAG(
             missing, unknown = {"image", "name"} - set(entry), set(entry) - {"image", "name", *DEFAULTS}
             if missing or unknown:
                 raise ValueError(f"{entry}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+        names = [entry["name"] for entry in entries]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"several entries for {twice}: a name is an alias, and an alias stands for one image")
         return [DEFAULTS | entry for entry in entries]
 
     # One chain for each image: within a mapped group an import waits for its own tag only.
@@ -84,8 +89,9 @@ with DAG(
             map_index_template="{{ task.name }}",
             deferrable=True,  # waiting occupies no worker
             pool=POOL,
-            # Jobs of this DAG in the cluster's queue at the same time, all its runs together. More than a few
-            # only wait for each other: they share the registry, the network and the store's file system.
+            # Imports at the same time, all runs of this DAG together: more than a few only wait for each other, as they
+            # share the registry, the network and the store's file system. Airflow 3.1 does not count those that are
+            # deferred, that is, wait for their job; there only the pool does.
             max_active_tis_per_dag=3,
             retries=2,
             retry_delay=timedelta(minutes=5),

@@ -13,8 +13,8 @@ import pytest
 from airflow.models.pool import Pool
 from airflow.sdk import DAG
 
-from tests.airflow.dag_runs import DagRunner, Run
-from tests.airflow.test_example_dags import load
+from tests.airflow.dag_runs import DagRunner, Run, dag_bag
+from tests.airflow.test_example_dags import EXAMPLES, load
 from tests.cluster import images as images_module
 from tests.cluster import multiplatform
 from tests.cluster.box import Box
@@ -112,10 +112,28 @@ def test_the_list_may_be_a_variable_and_may_be_empty(run_dag: DagRunner, monkeyp
     assert run.xcom("summary") in ({}, None) and run.state == "success"
 
 
-def test_imports_are_throttled_by_a_pool_and_by_their_number() -> None:
-    imports = load("refresh_images").get_task("refresh.import")
+@pytest.mark.parametrize("own", [None, "slurm_images"])
+def test_imports_are_throttled_by_the_pool_that_is_named_and_by_their_number(tmp_path: Path, own: str | None) -> None:
+    """As it stands it runs on every Airflow, which has that pool; another one is one word in the copy."""
+    shipped = f'POOL = "{Pool.DEFAULT_POOL_NAME}"'
+    text = (EXAMPLES / "refresh_images.py").read_text()
+    assert text.count(shipped) == 1 and "airflow pools set slurm_images" in text
+    copy = tmp_path / "refresh_images.py"
+    copy.write_text(text.replace(shipped, f'POOL = "{own}"') if own else text)
+    (dag,) = dag_bag(str(copy)).dags.values()
+    imports = dag.get_task("refresh.import")
+    assert imports.pool == (own or Pool.DEFAULT_POOL_NAME)
     assert imports.max_active_tis_per_dag == 3
-    assert imports.pool == Pool.DEFAULT_POOL_NAME
+    assert dag.get_task("refresh.resolve").max_active_tis_per_dag == 4
+
+
+def test_two_entries_of_one_name_are_refused(run_dag: DagRunner, tmp_path: Path) -> None:
+    """They would move the alias back and forth, every night."""
+    names = ["one", "twice", "twice", "other", "thrice", "thrice", "thrice"]
+    entries = [{"image": f"a/b:{number}", "name": name} for number, name in enumerate(names)]
+    run = refresh(run_dag, load("refresh_images"), tmp_path / "list.json", entries)
+    assert run.state == "failed" and "several entries for ['thrice', 'twice']" in run.log
+    assert not [task for task in run.states() if task.startswith("refresh.") and "[" in task]
 
 
 def test_on_new_tag_started_by_hand_imports_what_the_tag_is(
