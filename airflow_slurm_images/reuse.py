@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from airflow_slurm_images.core import catalog, image_record
-from airflow_slurm_images.core.catalog import Reusable
+from airflow_slurm_images.core.catalog import Reusable, source_extra
 from airflow_slurm_images.core.plan import ExistingFile
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.records import ImageRecord, SourceIdentity
@@ -43,11 +43,12 @@ def find(
         partition=profile.partition,
         squash_options=profile.squash_options,
         kind=request.kind,
+        verified=profile.verify_manifest,
     )
-    if found is None or (profile.verify_manifest and not _verified(found)):
+    if found is None:
         return Reuse()
     if found.needs_inspection or if_present == "verify":
-        return Reuse(existing=_existing(found))
+        return Reuse(existing=_existing(request, found))
     inspection = found.record.inspection.inspection
     image_record.check_distributions(request.required_distributions, inspection, found.record.image)
     record = catalog.as_reused(
@@ -72,16 +73,11 @@ def already_meant(state: RunState, found: Reuse, publisher: str) -> bool:
     return catalog.means(current, found.record, found.facts)
 
 
-def _verified(found: Reusable) -> bool:
-    return bool(found.record.source and _extra(found.record.source, "manifest_verified"))
-
-
-def _existing(found: Reusable) -> ExistingFile:
-    source = found.record.source
+def _existing(request: ImportRequest, found: Reusable) -> ExistingFile:
     return ExistingFile(
         sha256=found.record.sqsh.sha256,
-        platform_digest=_extra(source, "platform_digest"),
-        index_digest=_extra(source, "index_digest"),
+        platform_digest=source_extra(found.record.source, "platform_digest"),
+        index_digest=_index_digest(request, found.record.source),
     )
 
 
@@ -95,12 +91,14 @@ def _source(request: ImportRequest, found: Reusable) -> SourceIdentity:
             "repository": reference.repository,
             "requested_tag": reference.tag,
             "oci_digest": reference.digest,
-            "platform_digest": _extra(known, "platform_digest"),
-            "index_digest": _extra(known, "index_digest"),
-            "manifest_verified": bool(_extra(known, "manifest_verified")),
+            "platform_digest": source_extra(known, "platform_digest"),
+            "index_digest": _index_digest(request, known),
+            "manifest_verified": bool(source_extra(known, "manifest_verified")),
         }
     )
 
 
-def _extra(source: SourceIdentity | None, name: str) -> str | None:
-    return getattr(source, name, None)
+def _index_digest(request: ImportRequest, known: SourceIdentity | None) -> str | None:
+    """The index that the request goes by: none where it names the platform's manifest itself."""
+    direct = request.reference.digest == source_extra(known, "platform_digest")
+    return None if direct else source_extra(known, "index_digest")

@@ -85,6 +85,14 @@ asi::meaning() {
     printf '%s %s %s\n' "${a}" "${b}" "${c}"
 }
 
+# asi::reuse_key RECORD - which imports it serves, in one word; nothing where it has none. An alias whose record serves
+# others than the new one is written anew, or the import that was just made would be made again each time.
+asi::reuse_key() {
+    if [[ "${1:$((${#1} > 128 ? ${#1} - 128 : 0))}" =~ ${ASI_REUSE_KEY} ]]; then
+        printf '%s\n' "${BASH_REMATCH[0]}"
+    fi
+}
+
 # asi::locate_target - where the version's link leads; below the store it is relative, as nodes may mount the
 # workspace elsewhere.
 asi::locate_target() {
@@ -181,7 +189,8 @@ asi::compare() {
     before="$(asi::meaning "${ASI_PREVIOUS}")"
     if ! asi::differs "${ASI_CURRENT}"; then
         ASI_MOVED=0
-        if [[ "${before}" == "${now}" && "${ASI_REWRITE}" != 1 ]]; then
+        if [[ "${before}" == "${now}" \
+            && "$(asi::reuse_key "${ASI_PREVIOUS}")" == "$(asi::reuse_key "${ASI_RECORD}")" ]]; then
             asi::repeat
             return 1
         fi

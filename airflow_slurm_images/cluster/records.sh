@@ -73,12 +73,35 @@ asi::put_stored() {
     ASI_STORED=$((ASI_STORED + 1))
 }
 
-# asi::put_candidates DIGEST - the newest records that name DIGEST, of the store and of the aliases (an alias's record
-# may hold another kind of inspection than the first one). Only text is looked for; the caller reads and judges.
+# asi::naming DIGEST - records that name DIGEST, of the store and of the aliases, newest first. Only text is looked for.
+asi::naming() {
+    local path=''
+    {
+        find "${ASI_ROOT}/store/sha256" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}\.json' \
+            -exec grep -lsF -- "\"$1\"" {} +
+        find "${ASI_ROOT}/aliases" -mindepth 3 -maxdepth 3 -type f -regextype posix-extended \
+            -regex '.*\.d/[1-9][0-9]{0,8}/record\.json' -exec grep -lsF -- "\"$1\"" {} +
+    } | tr '\n' '\0' | xargs -0 -r stat -c '%Y %n' -- 2> /dev/null | sort -rn | cut -d ' ' -f 2-
+}
+
+# asi::put_candidates DIGEST - the newest record of each use (kind of inspection, options, platform, file ...) of DIGEST,
+# at most 16 of them; the caller reads and judges. Many aliases of one image must not hide what another kind needs.
 asi::put_candidates() {
-    local path='' name='' number=''
-    local -r digest="$1"
+    local path='' name='' number='' key='' count=0
+    local -r records="$(asi::naming "$1")"
+    local -A key_of=() seen=()
+    while IFS= read -r -d '' path && IFS= read -r key; do
+        key_of["${path}"]="${key}"
+    done < <(tr '\n' '\0' <<< "${records}" | xargs -0 -r grep -sEHZo -- "${ASI_REUSE_KEY}")
     while IFS= read -r path; do
+        if [[ -z "${path}" ]]; then
+            break # there is none
+        fi
+        key="${key_of[${path}]-${path}}"
+        if [[ -n "${seen[${key}]-}" ]]; then
+            continue
+        fi
+        seen["${key}"]=1
         case "${path}" in
             */record.json)
                 number="${path%/record.json}"
@@ -91,10 +114,8 @@ asi::put_candidates() {
                 asi::put_stored "${path%.json}"
                 ;;
         esac
-    done < <({
-        find "${ASI_ROOT}/store/sha256" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}\.json' \
-            -exec grep -lsF -- "\"${digest}\"" {} +
-        find "${ASI_ROOT}/aliases" -mindepth 3 -maxdepth 3 -type f -regextype posix-extended \
-            -regex '.*\.d/[1-9][0-9]{0,8}/record\.json' -exec grep -lsF -- "\"${digest}\"" {} +
-    } | while IFS= read -r path; do stat -c '%Y %n' -- "${path}"; done | sort -rn | head -n 16 | cut -d ' ' -f 2-)
+        if ((++count >= 16)); then
+            return 0
+        fi
+    done <<< "${records}"
 }

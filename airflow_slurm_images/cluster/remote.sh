@@ -93,6 +93,10 @@ asi::fixed_link() {
     esac
 }
 
+# What a record ends with (see to_publish in core/catalog.py). Nothing that an image could have chosen stands there.
+# shellcheck disable=SC2034 # read by publish.sh and records.sh
+readonly ASI_REUSE_KEY='"reuse_key": "[0-9a-f]{64}"\}\}$'
+
 # asi::active_jobs - ids of the jobs in squeue's answer (ASI_OUTPUT) that may still run: all but those in a state that
 # is an end, so a held job, or a state of a later Slurm, is active.
 asi::active_jobs() {

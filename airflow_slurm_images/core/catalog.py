@@ -197,13 +197,15 @@ def find_reusable(
     partition: str | None,
     squash_options: str,
     kind: str,
+    verified: bool = False,
 ) -> Reusable | None:
     """The store's file for an import that was done before, or None.
 
-    Same OCI digest, same platform, same squash options, a valid record, and a file whose size, inode and mtime are
-    the recorded ones. Two imports usually give the same bytes, but they are never compared. Where no ``architecture``
-    is asked for, the import must have been made without one too, in the same partition. Prefers a record of the
-    same ``kind``, then the newest. The record returned names the file where it is now.
+    Same OCI digest (of the index or, where the job compared it, of the platform's manifest in it), same platform, same
+    squash options, a valid record, and a file whose size, inode and mtime are the recorded ones. Two imports usually
+    give the same bytes, but they are never compared. Where no ``architecture`` is asked for, the import must have been
+    made without one too, in the same partition. ``verified``: only an import whose manifest was compared. Prefers a
+    record of the same ``kind``, then the newest. The record returned names the file where it is now.
     """
     candidates = [(item.recorded_at, item.record, item.path, item.file) for item in catalog.stored]
     candidates += [(item.published_at, item.record, item.path, item.file) for item in catalog.versions]
@@ -213,6 +215,8 @@ def find_reusable(
         if record is None or facts is None or facts.squash_options != squash_options:
             continue
         if not _same_platform(facts, _machine(architecture), partition):
+            continue
+        if verified and not source_extra(record.source, "manifest_verified"):
             continue
         found = Reusable(_at(record, path), facts, needs_inspection=facts.kind != kind)
         if not found.needs_inspection:
@@ -228,7 +232,9 @@ def _at(record: ImageRecord, path: str) -> ImageRecord:
 
 def _usable(record: ImageRecord | None, path: str, file: FileState, source_digest: str) -> StoreFacts | None:
     """Facts of a record that is about ``source_digest`` and about the file as it is now."""
-    if record is None or record.source is None or record.source.oci_digest != source_digest:
+    if record is None or record.source is None:
+        return None
+    if source_digest not in (record.source.oci_digest, source_extra(record.source, "platform_digest")):
         return None
     facts = store_facts(record)
     sqsh = record.sqsh
@@ -239,6 +245,11 @@ def _usable(record: ImageRecord | None, path: str, file: FileState, source_diges
         return None
     recorded = FileState("file", facts.size_bytes, facts.inode, facts.mtime)
     return facts if file == recorded and sqsh.size_bytes == file.size_bytes else None
+
+
+def source_extra(source: SourceIdentity | None, name: str) -> str | None:
+    """``platform_digest``, ``index_digest`` or ``manifest_verified``, which only the records of newer jobs have."""
+    return getattr(source, name, None)
 
 
 def _same_platform(facts: StoreFacts, architecture: str | None, partition: str | None) -> bool:
@@ -300,19 +311,31 @@ def to_publish(record: ImageRecord, facts: StoreFacts, publisher: str) -> bytes:
 
     The script reads digest, SHA-256 and kind out of its beginning, before anything that an image could have chosen.
     ``publisher`` names the run: the same payload again is a call whose answer was lost, and is told what that call did.
+    ``reuse_key`` stands last, where the scripts find it without reading JSON.
     """
     values = record.model_dump(mode="json", exclude={"store"})
-    values["store"] = {**facts.model_dump(mode="json"), "publisher": publisher}
+    values["store"] = {**facts.model_dump(mode="json"), "publisher": publisher, "reuse_key": _reuse_key(record, facts)}
     return json.dumps(values, ensure_ascii=True).encode() + b"\n"
 
 
-def publication_variables(
-    record: ImageRecord, facts: StoreFacts, payload: bytes, *, on_conflict: str, rewrite: bool = False
-) -> dict[str, str]:
-    """Constants of ``publish.sh`` that follow from the record.
+def _reuse_key(record: ImageRecord, facts: StoreFacts) -> str:
+    """The same for two records that serve the same imports: with another one a record is written anew.
 
-    ``rewrite`` makes a new version even where the alias means this image already (a verification, a re-import).
+    Else an image whose file came back from a backup, or that is asked for in other words, would be imported each time.
     """
+    values = [
+        _oci_digest(record),
+        *(source_extra(record.source, name) for name in ("platform_digest", "index_digest", "manifest_verified")),
+        record.sqsh.sha256,
+        facts.model_dump(mode="json"),
+    ]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def publication_variables(
+    record: ImageRecord, facts: StoreFacts, payload: bytes, *, on_conflict: str
+) -> dict[str, str]:
+    """Constants of ``publish.sh`` that follow from the record."""
     return {
         "ASI_TARGET": record.sqsh.path,
         "ASI_SHA256": record.sqsh.sha256,
@@ -322,5 +345,4 @@ def publication_variables(
         "ASI_MANAGED": "1" if record.sqsh.managed else "0",
         "ASI_RECORD_SHA256": hashlib.sha256(payload).hexdigest(),
         "ASI_ON_CONFLICT": on_conflict,
-        "ASI_REWRITE": "1" if rewrite else "0",
     }

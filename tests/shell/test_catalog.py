@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from airflow_slurm_images import reuse
 from airflow_slurm_images.core import catalog
 from airflow_slurm_images.core.catalog import Catalog, Reusable
 from airflow_slurm_images.core.housekeeping import PruneReport, PruneRules
+from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.records import CompletedFile, ImageRecord
 from airflow_slurm_images.core.remote import RemoteResult
+from airflow_slurm_images.core.requests import build_import
+from airflow_slurm_images.core.run_state import RunState
+from airflow_slurm_images.core.slurm import QueueAnswer
 from tests.shell.workspace import DIGEST, Workspace
 
 OTHER = "sha256:" + "e" * 64
@@ -247,11 +252,83 @@ def test_at_most_sixteen_candidates_are_sent(ws: Workspace) -> None:
     assert len(seen.versions) + len(seen.stored) == 16
 
 
+def test_records_that_serve_the_same_imports_are_sent_once(ws: Workspace) -> None:
+    file = ws.add("one")
+    for number, kind in enumerate(["client", *["generic"] * 20]):
+        record = image_record(ws, kind)
+        facts = catalog.store_facts(record)
+        assert facts is not None
+        ws.publish(file, f"alias{number}", record=catalog.to_publish(record, facts, f"run.{number}"))
+        if kind == "client":
+            for path in (file.with_suffix(".json"), ws.aliases / "alias0.d/1/record.json"):
+                ws.age(path, 60)
+    seen = candidates(ws)
+    assert len(seen.versions) + len(seen.stored) == 2
+    found = reusable(ws, kind="client")
+    assert found is not None and not found.needs_inspection
+
+
+def verified(ws: Workspace, file: Path, *, platform: str | None, index: str | None = None) -> bytes:
+    record = json.loads(ws.record(file))
+    record["source"] |= {"platform_digest": platform, "index_digest": index, "manifest_verified": platform is not None}
+    return json.dumps(record).encode() + b"\n"
+
+
+def test_a_verified_import_is_found_behind_newer_ones_that_were_not(ws: Workspace) -> None:
+    file = ws.add("one")
+    ws.publish(file, "first", record=verified(ws, file, platform=DIGEST))
+    for path in (file.with_suffix(".json"), ws.aliases / "first.d/1/record.json"):
+        ws.age(path, 60)
+    ws.publish(file, "second", record=verified(ws, file, platform=None))
+    for wanted in (True, False):
+        found = reusable(ws, verified=wanted)
+        assert found is not None
+        assert bool(catalog.source_extra(found.record.source, "manifest_verified")) is wanted
+
+
+def test_the_manifest_that_an_index_named_is_the_same_source(ws: Workspace) -> None:
+    file = ws.add("one")
+    ws.publish(file, record=verified(ws, file, platform=OTHER, index=DIGEST))
+    assert reusable(ws, source_digest="sha256:" + "f" * 64) is None
+    request = build_import(image=f"reg.example/a/b@{OTHER}", name="vllm", kind="generic")
+    profile = ClusterProfile(workspace_root=str(ws.root), partition="cpu", squash_options="-comp zstd")
+    queue = QueueAnswer("ok")
+    found = reuse.find(
+        RunState(str(ws.root), "ann", "login", (), queue, candidates(ws, OTHER)), request, profile, "skip"
+    )
+    assert found.record is not None and found.record.source is not None
+    source = found.record.source.model_dump()
+    assert (source["oci_digest"], source["platform_digest"], source["index_digest"]) == (OTHER, OTHER, None)
+
+
+def test_an_index_is_not_the_same_source_as_the_manifest_that_was_imported(ws: Workspace) -> None:
+    file = ws.add("one")
+    ws.publish(file, record=verified(ws, file, platform=DIGEST))
+    assert reusable(ws, source_digest=OTHER) is None
+
+
+def test_records_that_serve_other_imports_have_other_keys(ws: Workspace) -> None:
+    record, again = image_record(ws), image_record(ws)
+    facts = catalog.store_facts(record)
+    assert facts is not None and record.source is not None
+
+    def key(record: ImageRecord, facts: catalog.StoreFacts) -> str:
+        return str(json.loads(catalog.to_publish(record, facts, "run.1"))["store"]["reuse_key"])
+
+    again = again.model_copy(update={"job": again.job.model_copy(update={"job_id": 99}), "image": {"x": 1}})
+    assert key(again, facts) == key(record, facts)
+    source = record.source.model_copy(update={"manifest_verified": True})
+    others = [key(record, facts.model_copy(update={name: 1})) for name in ("inode", "mtime")]
+    others += [key(record, facts.model_copy(update={name: "x"})) for name in ("partition", "squash_options", "kind")]
+    others += [key(record.model_copy(update={"source": source}), facts), key(record, facts)]
+    assert len(set(others)) == len(others)
+
+
 # --- publishing and reused records
 
 
-def image_record(ws: Workspace) -> ImageRecord:
-    return ImageRecord.model_validate_json(ws.record(ws.add("one")))
+def image_record(ws: Workspace, kind: str = "generic") -> ImageRecord:
+    return ImageRecord.model_validate_json(ws.record(ws.add("one"), kind=kind))
 
 
 def test_what_is_published_can_be_found_and_reused_again(ws: Workspace) -> None:

@@ -93,10 +93,29 @@ def test_another_kind_of_inspection_is_a_new_version_but_no_move(ws: Workspace) 
     assert json.loads(file.with_suffix(".json").read_text())["inspection"]["inspection"]["kind"] == "generic"
 
 
-def test_rewrite_records_a_fresh_verification_of_the_same_image(ws: Workspace) -> None:
+def test_a_record_that_serves_other_imports_is_written_anew_and_is_no_move(ws: Workspace) -> None:
     file = ws.add("one")
-    ws.publish(file)
-    assert ws.publish(file, ASI_REWRITE="1").text("number") == "2"
+    results = []
+    for job, key in ((1, "a"), (2, "a"), (3, "b"), (4, "b")):
+        record = json.loads(ws.record(file))
+        record["job"]["job_id"] = job
+        record["store"]["reuse_key"] = key * 64
+        results.append(ws.publish(file, record=json.dumps(record).encode() + b"\n"))
+    assert [(result.text("number"), result.text("moved")) for result in results] == [
+        ("1", "1"),
+        ("1", "0"),
+        ("2", "0"),
+        ("2", "0"),
+    ]
+    assert json.loads((ws.aliases / "vllm.json").read_text())["job"]["job_id"] == 3
+
+
+def test_what_an_image_says_is_never_taken_for_the_end_of_a_record(ws: Workspace) -> None:
+    file = ws.add("one")
+    for number, label in (("1", "a"), ("1", "b")):
+        record = json.loads(ws.record(file))
+        record["image"] = {"store": {"reuse_key": label * 64}, "text": f'"reuse_key": "{label * 64}"}}}}'}
+        assert ws.publish(file, record=json.dumps(record).encode() + b"\n").text("number") == number
 
 
 def test_a_call_whose_answer_was_lost_tells_again_that_it_moved_the_alias(ws: Workspace) -> None:

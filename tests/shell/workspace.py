@@ -163,7 +163,6 @@ class Workspace:
             "ASI_MANAGED": "1" if path.parent == self.store else "0",
             "ASI_RECORD_SHA256": hashlib.sha256(record).hexdigest(),
             "ASI_ON_CONFLICT": "replace",
-            "ASI_REWRITE": "0",
             **variables,
         }
         return constants, record
