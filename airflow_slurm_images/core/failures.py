@@ -119,7 +119,7 @@ EXIT_CODES: Mapping[int, Failure] = {
     87: Failure(
         "store_corrupt",
         "the store holds a file whose bytes are not its name",
-        "Verify the named file and move it away by hand; nothing was overwritten.",
+        "Nothing was overwritten: look at the named file, move it away by hand, then import again.",
         IntegrityError,
     ),
     88: Failure("store_write", "the store could not be written", "Check space, quota and rights.", retryable=True),

@@ -103,19 +103,21 @@ class ImageJobOperator(BaseOperator):
             try:
                 handle = lifecycle.begin(work)
                 if isinstance(handle, Finished):
-                    return self._ended(context, handle)
+                    return self._ended(context, lambda: handle)
                 if not self.wait_for_completion:
                     return handle.model_dump(mode="json")
                 # Not for a job that has ended: a task that goes on at once after its deferral may be taken for dead.
                 if self.deferrable and not lifecycle.is_done(handle):
                     self._defer(context, handle, limits, interval, task_try)
-                lifecycle.wait(handle, limits, interval, task_try.stream)
-                return self._ended(context, lifecycle.finish(handle))
+                return self._ended(
+                    context, lambda: _wait_and_finish(lifecycle, handle, limits, interval, task_try.stream)
+                )
             finally:
                 hook.close()
 
-    def _ended(self, context: Any, finished: Finished) -> dict[str, Any]:
-        """Emit the alias's asset and give the record to XCom."""
+    def _ended(self, context: Any, finish: Callable[[], Finished]) -> dict[str, Any]:
+        """Emit the alias's asset and give the record to XCom; ``finish`` raises the error of every other end."""
+        finished = finish()
         emit_asset(context, self._outlet, finished.record, moved=finished.moved, unchanged=self.emit_unchanged)
         return finished.record.model_dump(mode="json")
 
@@ -177,7 +179,7 @@ class ImageJobOperator(BaseOperator):
             self._handle = outcome.handle
             hook = self._hook()
             try:
-                return self._ended(context, outcome.finish(Lifecycle(hook, self.log)))
+                return self._ended(context, lambda: outcome.finish(Lifecycle(hook, self.log)))
             finally:
                 hook.close()
 
@@ -235,6 +237,11 @@ class ImageJobOperator(BaseOperator):
             self.log.error("The job could not be cancelled, the next try cancels or adopts it: %s", err)
         finally:
             hook.close()
+
+
+def _wait_and_finish(lifecycle: Lifecycle, handle: JobHandle, limits: Limits, interval: float, stream: str) -> Finished:
+    lifecycle.wait(handle, limits, interval, stream)
+    return lifecycle.finish(handle)
 
 
 def _choice(field: str, value: Any, choices: tuple[str, ...]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping the image catalog tidy and honest. Public import: ``operators.images``."""
+"""Keeping a workspace tidy. Public import: ``operators.images``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_slurm_images.core.author_input import flag
-from airflow_slurm_images.core.catalog import AliasVersion
-from airflow_slurm_images.core.errors import IntegrityError, InvalidRequestError
+from airflow_slurm_images.core.errors import InvalidRequestError
 from airflow_slurm_images.core.housekeeping import DAY, PruneReport, PruneRules
 from airflow_slurm_images.core.profile import parse_size
-from airflow_slurm_images.core.requests import InspectRequest, build_inspect
 from airflow_slurm_images.hooks.slurm import SlurmHook
-from airflow_slurm_images.operators.base import ImageJobOperator
 from airflow_slurm_images.task_context import mapping, reported
 
 SHOWN = 50
@@ -118,85 +115,6 @@ class ImagePruneOperator(BaseOperator):
         self.log.info("%d bytes %sfreed", report.freed_bytes, would)
         if not report.complete:
             self.log.warning("There is more to do than fitted into this run; the next one goes on")
-
-
-class ImageVerifyOperator(ImageJobOperator):
-    """Hash the file of an alias again, in a job, and compare it with what was recorded.
-
-    The login node only looks the alias up; the hash is computed on a compute node like that of any inspection. Use
-    ``.partial(...).expand(name=[...])`` for a whole catalog. Returns ``name, number, path, recorded_sha256, sha256,
-    drift, notes``; a file whose bytes changed fails the task with IntegrityError, or only says ``drift: true`` with
-    ``fail_on_drift=False``. Further parameters: ``slurm_conn_id``, ``profile`` and those of OciImportOperator about
-    waiting; it always waits.
-
-    :param name: alias to verify. Templated.
-    :param fail_on_drift: fail the task when the bytes are not the recorded ones.
-    """
-
-    def __init__(self, *, name: str, fail_on_drift: bool = True, **kwargs: Any) -> None:
-        super().__init__(name=name, kind="generic", **{**kwargs, "wait_for_completion": True})
-        self.fail_on_drift = fail_on_drift
-
-    def build_request(self) -> InspectRequest:
-        """Inspect, without an alias, the file that the alias names now."""
-        hook = self._hook()
-        try:
-            path = hook.get_image(str(self.name)).path
-        finally:
-            hook.close()
-        return build_inspect(path=path, name=None, kind="generic")
-
-    def execute(self, context: Any) -> dict[str, Any]:
-        """Hash in a job and compare."""
-        record = super().execute(context)
-        with reported(context):
-            return self._compare(record)
-
-    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Compare after the trigger saw the end of the job."""
-        record = super().execute_complete(context, event)
-        with reported(context):
-            return self._compare(record)
-
-    def _compare(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        hook = self._hook()
-        try:
-            versions = hook.image_history(str(self.name))
-        finally:
-            hook.close()
-        report = compare(versions, str(record["sqsh"]["path"]), str(record["sqsh"]["sha256"]))
-        for note in report["notes"]:
-            self.log.warning("%s", note)
-        if report["drift"] and self.fail_on_drift:
-            raise IntegrityError(
-                f"{report['path']} has SHA-256 {report['sha256']}, recorded was {report['recorded_sha256']}",
-                remedy="Find out who wrote to the file; import the image again with if_present='reimport'.",
-                details=report,
-            )
-        self.log.info("%s: %s", report["path"], "DRIFT" if report["drift"] else "as recorded")
-        return report
-
-
-def compare(versions: Sequence[AliasVersion], path: str, sha256: str) -> dict[str, Any]:
-    """What a fresh SHA-256 of ``path`` says about the version of the alias that names it; the newest one counts."""
-    version = next((version for version in versions if version.path == path), None)
-    recorded = version.record.sqsh.sha256 if version and version.record else None
-    notes = []
-    if version is None:
-        notes.append("the alias was moved and its former version pruned meanwhile")
-    elif version.record is None:
-        notes.append(f"the record of version {version.number} cannot be used: {version.problem}")
-    elif version.record.sqsh.size_bytes != version.file.size_bytes:
-        notes.append(f"size is {version.file.size_bytes}, recorded was {version.record.sqsh.size_bytes}")
-    return {
-        "name": version.name if version else None,
-        "number": version.number if version else None,
-        "path": path,
-        "recorded_sha256": recorded,
-        "sha256": sha256,
-        "drift": version is not None and recorded != sha256,
-        "notes": notes,
-    }
 
 
 def _invalid(field: str, value: Any, rule: str) -> InvalidRequestError:

@@ -11,8 +11,9 @@ from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, bu
 from airflow_slurm_images.hooks.registry import OciRegistryHook
 from airflow_slurm_images.hooks.registry_login import import_login
 from airflow_slurm_images.operators.base import ImageJobOperator
-from airflow_slurm_images.operators.housekeeping import ImagePruneOperator, ImageVerifyOperator
+from airflow_slurm_images.operators.housekeeping import ImagePruneOperator
 from airflow_slurm_images.operators.resolve import OciResolveOperator
+from airflow_slurm_images.operators.verify import ImageVerifyOperator
 from airflow_slurm_images.task_context import listing
 
 __all__ = [

@@ -15,8 +15,9 @@ from airflow_slurm_images.core.housekeeping import PruneRules
 from airflow_slurm_images.core.profile import ClusterProfile
 from airflow_slurm_images.core.remote import RemoteResult
 from airflow_slurm_images.hooks.slurm import SlurmHook
-from airflow_slurm_images.operators import housekeeping
-from airflow_slurm_images.operators.housekeeping import ImagePruneOperator, ImageVerifyOperator
+from airflow_slurm_images.operators import housekeeping, verify
+from airflow_slurm_images.operators.housekeeping import ImagePruneOperator
+from airflow_slurm_images.operators.verify import ImageVerifyOperator
 from tests.shell.workspace import Workspace
 
 
@@ -138,15 +139,15 @@ def test_verify_inspects_the_file_the_alias_names(ws: Workspace, monkeypatch: py
 def test_the_same_bytes_are_no_drift_and_other_bytes_are(ws: Workspace) -> None:
     versions = LocalHook().image_history("vllm")
     file = ws.add("three")
-    assert housekeeping.compare(versions, str(file), file.stem)["drift"] is False
-    report = housekeeping.compare(versions, str(file), "0" * 64)
+    assert verify.compare(versions, str(file), file.stem)["drift"] is False
+    report = verify.compare(versions, str(file), "0" * 64)
     assert (report["drift"], report["number"], report["recorded_sha256"]) == (True, 3, file.stem)
 
 
 def test_verify_of_an_alias_that_moved_meanwhile_compares_the_file_it_hashed(ws: Workspace) -> None:
     file = ws.add("two")
-    assert housekeeping.compare(LocalHook().image_history("vllm"), str(file), file.stem)["number"] == 2
-    gone = housekeeping.compare(LocalHook().image_history("vllm"), "/elsewhere", "0" * 64)
+    assert verify.compare(LocalHook().image_history("vllm"), str(file), file.stem)["number"] == 2
+    gone = verify.compare(LocalHook().image_history("vllm"), "/elsewhere", "0" * 64)
     assert (gone["drift"], gone["number"]) == (False, None)
     assert gone["notes"]
 
