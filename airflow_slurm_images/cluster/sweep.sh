@@ -48,7 +48,8 @@ asi::prune_partials() {
             asi::remove partial "${path}" "${bytes}" "last written at ${written%%.*}"
         fi
     done < <(find "${ASI_STORE}" -maxdepth 1 -type f -name '.partial-*' -printf '%s\t%T@\t%C@\t%p\0'
-        find "${ASI_ALIASES}" -mindepth 1 -maxdepth 2 -type d -empty -name '.new-*' -printf '0\t%T@\t%C@\t%p\0')
+        find "${ASI_ALIASES}" "${ASI_ROOT}/store" -mindepth 1 -maxdepth 2 -type d -empty -name '.new-*' \
+            -printf '0\t%T@\t%C@\t%p\0')
     if asi::for_real; then
         find "${ASI_ALIASES}/.unnamed" -type f -regextype posix-extended -regex '.*/[0-9a-f]{64}' -printf '%f\n' \
             2> /dev/null | while IFS= read -r path; do

@@ -345,6 +345,21 @@ def test_what_is_not_ours_is_never_lost(ws: Workspace, place: str) -> None:
     assert ws.current() == "two"
 
 
+@pytest.mark.parametrize("place", ["aliases", "aliases/vllm.d", "store", "store/.trash"])
+def test_what_a_killed_maker_of_a_directory_left_goes_when_it_is_old(ws: Workspace, place: str) -> None:
+    published(ws, "one")
+    left = ws.root / place / ".new-dead-1"
+    left.mkdir(parents=True)
+    rules = {"ASI_PARTIAL_SECONDS": str(DAY)}
+    if place != "aliases/vllm.d":  # there the alias's lock tells that its maker is dead
+        assert ws.prune(**rules) == []
+        os.utime(left, (1, 1))
+        assert ws.prune(**rules) == [], "its mode was set a moment ago"
+    ws.prune(ASI_PARTIAL_SECONDS="0")
+    assert not left.exists()
+    assert ws.leftovers() == []
+
+
 # --- names that another member of the group chose
 
 

@@ -220,7 +220,7 @@ class Workspace:
         """Everything that is neither a committed version nor one of the fixed names, relative to the root."""
         known = {".locks", ".unnamed", ".trash"}
         found = []
-        for path in sorted((*self.aliases.rglob("*"), *self.store.rglob("*"))):
+        for path in sorted((*self.aliases.rglob("*"), *self.store.parent.rglob("*"))):
             if path.name.startswith(".") and path.name not in known:
                 found.append(str(path.relative_to(self.root)))
             if path.parent.name == ".locks":
