@@ -112,6 +112,8 @@ class Lifecycle:
         source = work.request.reference.digest if isinstance(work.request, ImportRequest) else ""
         name = work.request.name or ""
         state = self._cluster.prepare(work.run_key, "" if work.if_present == "reimport" else source, name)
+        for closed in state.closed:
+            self._log.warning("%s", closed)
         if state.queue.status != "ok":
             raise ClusterUnavailableError(
                 f"The queue cannot be read, so it is not known whether a job of this task is running: "

@@ -100,6 +100,46 @@ asi::ensure_private() {
     asi::private "$1"
 }
 
+# asi::lets_in DIRECTORY GROUP MODE - can the profile's group pass a directory of GROUP and MODE? In doubt (an access
+# list, a group that may hold the same accounts) it can.
+asi::lets_in() {
+    local member='' members=''
+    if [[ "$2" == "${ASI_GROUP}" ]]; then
+        (((8#$3 & 8#0010) != 0))
+        return
+    fi
+    if (((8#$3 & 8#0001) != 0)) || [[ "$(LC_ALL=C ls -ld -- "$1" 2> /dev/null)" == ??????????+* ]]; then
+        return 0
+    fi
+    (((8#$3 & 8#0010) != 0)) || return 1
+    members="$(getent group -- "${ASI_GROUP}" | cut -d : -f 4 | tr ',' '\n' | head -n 20)"
+    while IFS= read -r member; do
+        if [[ -n "${member}" && " $(id -Gn -- "${member}" 2> /dev/null) " != *" $2 "* ]]; then
+            return 1
+        fi
+    done <<< "${members}"
+}
+
+# asi::tell_closed - each directory on the way to the workspace, itself included, that keeps the other members of the
+# group out: what is shared below it they could not use. A `closed` of the result says which and what helps.
+asi::tell_closed() {
+    local path="${ASI_ROOT}" group='' mode='' help=''
+    while [[ -n "${path}" ]]; do
+        IFS='|' read -r group mode <<< "$(stat -c '%G|%a' -- "${path}" 2> /dev/null)"
+        if [[ "${mode}" =~ ^[0-7]+$ ]] && ! asi::lets_in "${path}" "${group}" "${mode}"; then
+            if [[ "${path}" == "${ASI_ROOT}" ]]; then
+                help="chgrp ${ASI_GROUP} ${path} && chmod g+rwxs ${path}"
+            elif [[ "${group}" == "${ASI_GROUP}" ]]; then
+                help="chmod g+x ${path}"
+            else
+                help="chmod o+x ${path}, or setfacl -m g:${ASI_GROUP}:x ${path}"
+            fi
+            asi::put_text closed "${path} (mode ${mode}, group '${group}') is closed to members of group '${ASI_GROUP}', so they cannot use what this profile shares with them. Let its owner run: ${help}"
+        fi
+        path="${path%/*}"
+    done
+}
+
 # asi::workspace - sets ASI_ROOT.
 asi::workspace() {
     local mode=''
@@ -109,7 +149,7 @@ asi::workspace() {
     if (((8#${mode} & 8#0002) != 0)); then
         asi::refuse unsafe_workspace "workspace_root ${ASI_ROOT} is world-writable (mode ${mode}); chmod o-w it"
     fi
-    if [[ ! -w "${ASI_ROOT}" && ! -d "${ASI_ROOT}/users/${ASI_LOGIN}" ]]; then
+    if [[ ! -w "${ASI_ROOT}" && ! -d "${ASI_ROOT}/users/${ASI_LOGIN}" && ! -w "${ASI_ROOT}/users" ]]; then
         asi::refuse no_workspace "workspace_root ${ASI_ROOT} is not writable for '${ASI_LOGIN}'"
     fi
     if [[ -n "${ASI_GROUP}" ]] && ! asi::in_group "${ASI_LOGIN}"; then
@@ -122,6 +162,9 @@ asi::workspace() {
     asi::ensure_private "${ASI_ROOT}/users/${ASI_LOGIN}"
     asi::ensure_private "${ASI_ROOT}/users/${ASI_LOGIN}/runs"
     asi::ensure_private "${ASI_ROOT}/users/${ASI_LOGIN}/cache"
+    if [[ -n "${ASI_GROUP}" ]]; then
+        asi::tell_closed
+    fi
     asi::put_text workspace "${ASI_ROOT}"
     asi::put_text login "${ASI_LOGIN}"
     asi::put_text host "$(uname -n)"

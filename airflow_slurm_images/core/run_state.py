@@ -61,6 +61,8 @@ class RunState:
     queue: QueueAnswer
     catalog: Catalog = field(default_factory=Catalog)
     """Images already made from the same source, and what the alias means, if the look asked for them."""
+    closed: tuple[str, ...] = ()
+    """What keeps the other members of the profile's group out of the workspace, each with its remedy."""
 
     def active(self) -> tuple[QueueRow, ...]:
         """Jobs of this run that are in the queue and not at their end."""
@@ -90,6 +92,7 @@ def read(result: RemoteResult) -> RunState:
         attempts=tuple(_attempt(result, name) for name in result.texts("attempt")),
         queue=queue_answer(result),
         catalog=catalog.read(result),
+        closed=tuple(result.texts("closed")),
     )
 
 

@@ -50,9 +50,12 @@ def report(hook: SlurmHook) -> tuple[bool, str]:
 
 def _workspace(hook: SlurmHook) -> tuple[bool, str]:
     try:
-        return True, f"workspace: {hook.prepare('').workspace} is usable"
+        state = hook.prepare("")
     except (InvalidRequestError, IntegrityError, ConflictError) as err:
         return False, f"workspace: {err.message}. {err.remedy or 'Look at it on the login node.'}"
+    if state.closed:
+        return False, f"workspace: {'; '.join(state.closed)}"
+    return True, f"workspace: {state.workspace} is usable"
 
 
 def _slurm(result: RemoteResult) -> tuple[bool, str]:

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import grp
+import logging
 import os
 import stat
-from collections.abc import Callable
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from airflow_slurm_images.core.errors import (
     InvalidRequestError,
     SlurmImagesError,
 )
+from airflow_slurm_images.lifecycle import Lifecycle, Work
 from tests.shell.fake_slurm.login import CREDENTIALS, RUN_KEY, LocalCluster, import_request, secrets_in
 
 
@@ -231,6 +235,90 @@ def test_a_directory_that_another_member_is_just_making_is_waited_for(cluster: L
     later.chmod(0o755)
     cluster.hook.prepare(RUN_KEY)
     assert stat.S_IMODE(path.stat().st_mode) == 0o2770
+
+
+# --- what keeps the group out of the workspace is told, and nothing is refused
+
+STRANGER = 65534
+"""A group that is not the profile's."""
+
+
+@pytest.fixture
+def open_place(cluster: LocalCluster) -> Iterator[Path]:
+    """A workspace below directories that everybody may pass; pytest's own are closed."""
+    with tempfile.TemporaryDirectory(prefix="asi-", dir="/tmp") as name:
+        root = Path(name).resolve() / "ws"
+        root.parent.chmod(0o755)
+        root.mkdir(mode=0o755)
+        cluster.profile["workspace_root"] = str(root)
+        use_group(cluster)
+        yield root
+
+
+def members(cluster: LocalCluster, groups: str) -> None:
+    """The profile's group has the member ben, who is in ``groups``."""
+    cluster.slurm.login_tool("getent", '[[ "$1" != group ]] || { echo "x:x:7:ben"; exit; }\nexec /usr/bin/getent "$@"')
+    cluster.slurm.login_tool("id", f'[[ "$*" != *ben ]] || {{ echo {groups}; exit; }}\nexec /usr/bin/id "$@"')
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "closed"),
+    [
+        (0o700, None, True),
+        (0o2770, None, False),
+        (0o710, None, False),
+        (0o705, None, True),  # others may, but who is in the group is none of them
+        (0o755, STRANGER, False),
+        (0o700, STRANGER, True),
+    ],
+)
+def test_a_root_that_keeps_the_group_out_is_told_with_what_helps(
+    cluster: LocalCluster, open_place: Path, mode: int, group: int | None, closed: bool
+) -> None:
+    os.chown(open_place, -1, os.getegid() if group is None else group)
+    open_place.chmod(mode)
+    told = cluster.hook.prepare(RUN_KEY).closed
+    assert len(told) == closed
+    if closed:
+        name = grp.getgrgid(os.getegid()).gr_name
+        for words in (f"{open_place} (mode {mode:o}", f"chgrp {name} {open_place} && chmod g+rwxs {open_place}"):
+            assert words in told[0]
+        subprocess.run(["/bin/sh", "-c", told[0].rpartition("run: ")[2]], check=True)
+        assert cluster.hook.prepare(RUN_KEY).closed == ()
+
+
+@pytest.mark.parametrize(("groups", "closed"), [("ben", True), ("ben nogroup", False)])
+def test_a_directory_of_another_group_is_open_to_those_who_are_in_that_one_too(
+    cluster: LocalCluster, open_place: Path, groups: str, closed: bool
+) -> None:
+    os.chown(open_place, -1, STRANGER)
+    open_place.chmod(0o750)
+    members(cluster, groups.replace("nogroup", grp.getgrgid(STRANGER).gr_name))
+    assert len(cluster.hook.prepare(RUN_KEY).closed) == closed
+
+
+def test_a_directory_above_that_keeps_the_group_out_is_told_too(cluster: LocalCluster, open_place: Path) -> None:
+    os.chown(open_place.parent, -1, STRANGER)
+    open_place.parent.chmod(0o700)
+    (told,) = cluster.hook.prepare(RUN_KEY).closed
+    assert f"chmod o+x {open_place.parent}" in told
+
+
+def test_without_a_group_nobody_else_is_expected(cluster: LocalCluster, open_place: Path) -> None:
+    del cluster.profile["group"]
+    cluster.hook = cluster.new_hook()
+    open_place.chmod(0o700)
+    assert cluster.hook.prepare(RUN_KEY).closed == ()
+
+
+def test_a_task_warns_of_a_root_that_keeps_the_group_out(
+    cluster: LocalCluster, open_place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_place.chmod(0o700)
+    lifecycle = Lifecycle(cluster.hook, logging.getLogger("tests.root"))
+    lifecycle.begin(Work(import_request(), RUN_KEY, 1, False, "lab", {}))
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert str(open_place) in warning and "closed to members of group" in warning
 
 
 def test_attempts_that_cannot_be_listed_are_not_taken_for_none(cluster: LocalCluster) -> None:

@@ -68,6 +68,7 @@ class FakeHook:
         self.profile = ClusterProfile.from_author({"workspace_root": "/ws", **(profile or {})})
         self.asked: dict[str, str] = {}
         self.refusal: Exception | None = None
+        self.closed: tuple[str, ...] = ()
         good = {
             "login": "ann",
             "host": "login1",
@@ -84,7 +85,7 @@ class FakeHook:
     def prepare(self, run_key: str) -> RunState:
         if self.refusal is not None:
             raise self.refusal
-        return RunState(workspace="/real/ws", login="ann", host="login1", attempts=(), queue=QueueAnswer("ok"))
+        return RunState("/real/ws", "ann", "login1", attempts=(), queue=QueueAnswer("ok"), closed=self.closed)
 
     def run(self, verb: str, variables: dict[str, str]) -> RemoteResult:
         self.asked = variables
@@ -177,6 +178,17 @@ def test_a_workspace_that_cannot_be_used_hides_no_other_check() -> None:
         "ok - Enroot on a compute node",
     ]
     assert "/ws is world-writable. Correct the mode." in text
+
+
+def test_a_workspace_that_the_group_cannot_enter_fails_with_the_command_that_helps() -> None:
+    hook: Any = FakeHook({"group": "images"})
+    hook.closed = ("/real/ws (mode 700) is closed. Let its owner run: chgrp images /real/ws", "/real (mode 700) too")
+    good, text = connection_report.report(hook)
+    assert not good
+    assert (
+        "FAILED - workspace: /real/ws (mode 700) is closed. Let its owner run: chgrp images /real/ws; /real (mode"
+        in text
+    )
 
 
 def test_the_quick_job_looks_for_enroot_where_the_real_job_does() -> None:
