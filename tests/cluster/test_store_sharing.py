@@ -174,3 +174,29 @@ def test_what_one_account_put_in_the_trash_another_publishes_again(root: Path) -
     assert not one.exists()
     assert bob.run("publish", constants, record).text("refused") == ""
     assert bob.current("again") == "one"
+
+
+def test_a_member_needs_no_right_to_write_to_the_root_once_it_is_laid_out(root: Path) -> None:
+    ann, bob = member(root, USER), member(root, OTHER_USER)
+    assert ann.prepare().text("workspace") == str(root)
+    root.chmod(0o2750)
+    assert bob.prepare().text("refused") == ""
+    assert (root / "users" / OTHER_USER / "runs").is_dir()
+    shutil.rmtree(root / "users" / OTHER_USER)
+    os.chown(root / "users", 0, 0)
+    (root / "users").chmod(0o755)
+    assert bob.prepare().text("refused") == "no_workspace"
+
+
+def test_a_root_of_its_owner_alone_is_told_to_be_closed_and_what_helps_opens_it(root: Path) -> None:
+    ann, bob = member(root, USER), member(root, OTHER_USER)
+    os.chown(root, -1, pwd.getpwnam(USER).pw_gid)
+    root.chmod(0o750)  # as the account made it, for the group it has by itself
+    look = ["setpriv", "--reuid", OTHER_USER, "--regid", OTHER_USER, "--init-groups", "ls", str(root / "aliases")]
+    (told,) = ann.prepare().texts("closed")
+    assert subprocess.run(look, capture_output=True).returncode != 0
+    owner = ("setpriv", "--reuid", USER, "--regid", USER, "--init-groups", "/bin/sh", "-c")
+    subprocess.run([*owner, told.rpartition("run: ")[2]], check=True)
+    assert subprocess.run(look, capture_output=True).returncode == 0
+    assert not ann.prepare().texts("closed")
+    assert bob.prepare().text("refused") == ""

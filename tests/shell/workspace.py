@@ -20,6 +20,7 @@ MARK = "asi-0123456789abcdef0123456789abcdef"
 DIGEST = "sha256:" + "d" * 64
 
 VERBS = {
+    "prepare": ("remote.sh", "records.sh", "prepare.sh"),
     "publish": ("remote.sh", "locks.sh", "publish.sh"),
     "catalog": ("remote.sh", "records.sh", "catalog.sh"),
     "prune": ("remote.sh", "locks.sh", "sweep.sh", "prune.sh"),
@@ -166,6 +167,11 @@ class Workspace:
             **variables,
         }
         return constants, record
+
+    def prepare(self) -> remote.RemoteResult:
+        """Run prepare.sh as "test connection" does."""
+        names = ("ASI_RUN_KEY", "ASI_SOURCE_DIGEST", "ASI_NAME", "ASI_SQUEUE_FORMAT")
+        return self.run("prepare", dict.fromkeys(names, ""))
 
     def prune(self, **variables: str) -> list[tuple[str, str, str]]:
         """Run prune.sh; returns (what, action, path relative to the root)."""
