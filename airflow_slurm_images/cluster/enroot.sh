@@ -19,7 +19,7 @@ asi::check_tools() {
     local tool=''
     local -a tools=(enroot unsquashfs setsid setpriv timeout stat od awk)
     if asi::imports; then
-        tools+=(curl jq)
+        tools+=(curl jq mksquashfs)
     fi
     for tool in "${tools[@]}"; do
         command -v "${tool}" > /dev/null \

@@ -107,7 +107,7 @@ asi::start_somehow() {
     fi
     if ((status == 1)) && asi::mount_failed; then
         asi::log "the image cannot be started from its file here; unpacking it on scratch"
-        asi::check_space
+        asi::require_space "${ASI_SCRATCH}" "$(($(asi::listed unpacked) + ASI_MIN_FREE_KIB))" 'the unpacked image and min_free need'
         status=0
         asi::tool "${ASI_ATTEMPT_DIR}/enroot.log" "${ASI_IMPORT_TIMEOUT}" \
             "${ASI_AWAY[@]}" "ENROOT_MAX_PROCESSORS=$(asi::processors)" enroot create --name inspected "${file}" \

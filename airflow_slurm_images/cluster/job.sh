@@ -37,6 +37,7 @@ readonly E_NO_IMAGE=91
 readonly E_LOGIN_USED=92
 readonly E_QUOTA=93
 readonly E_NO_USER_NAMESPACES=94
+readonly E_UNSUPPORTED_SQUASHFS=95
 
 # asi::reexec - start again under a fixed environment: what a login profile or an older Slurm's --export=NIL
 # brought along must not choose which image is made.
@@ -249,6 +250,7 @@ asi::main() {
 
     if asi::imports; then
         asi::require_enroot
+        asi::try_squash_options
         asi::require_login
         if [[ "${ASI_VERIFY_MANIFEST}" == 1 ]]; then
             asi::phase manifest

@@ -5,6 +5,7 @@
 
 readonly ASI_FACT_LIMIT=262144 # bytes kept of each file read out of the image
 readonly ASI_PROGRAMS='bash dash ash sh busybox toybox env cat ls' # whose architecture is that of the image, best first
+readonly ASI_COMPRESSIONS=([1]=gzip [2]=lzma [3]=lzo [4]=xz [5]=lz4 [6]=zstd) # as the superblock numbers them
 readonly ASI_TARGETS='.lock .enroot etc etc/fstab etc/environment etc/rc proc dev dev/null dev/zero dev/urandom sys tmp asi'
 ASI_FD=''
 ASI_IDENTITY=''
@@ -27,31 +28,72 @@ asi::superblock_number() {
     printf '%s\n' "${number}"
 }
 
-# asi::broken TEXT - unless it is another file by now: then it is that what happened.
-asi::broken() {
+# asi::refuse CODE TEXT - unless it is another file by now: then it is that what happened.
+asi::refuse() {
     asi::compare_identity
-    asi::fail "${E_BROKEN_SQUASHFS}" "$1"
+    asi::fail "$@"
 }
 
-# asi::check_squashfs FILE - whole: magic, size not below the superblock's bytes_used, and a full listing
-# (`unsquashfs -s` alone passes a truncated file).
-asi::check_squashfs() {
+# asi::check_superblock FILE - of SquashFS 4, and not longer than the file. Versions before 4 lack what is read here (in
+# the byte order of their machine, too), and neither squashfuse nor we read them: not broken, but of no use.
+asi::check_superblock() {
     local -r file="$1"
-    local magic='' used='' size=''
+    local magic='' version='' used='' size=''
     magic="$(asi::superblock_number "${file}" 0 4)" || magic=0
+    version="$(asi::superblock_number "${file}" 28 2)" || version=0
+    if ((magic == 0x68737173)) || ((magic == 0x73717368 && version > 0 && version < 4)); then
+        asi::refuse "${E_UNSUPPORTED_SQUASHFS}" "a SquashFS file of a version before 4, which is not read: ${file}"
+    fi
     if ((magic != 0x73717368)); then
-        asi::broken "not a SquashFS file: ${file}"
+        asi::refuse "${E_BROKEN_SQUASHFS}" "not a SquashFS file: ${file}"
     fi
     used="$(asi::superblock_number "${file}" 40 8)" || used=-1
     read -r _ _ size _ <<< "${ASI_IDENTITY}"
     if ((used < 96 || size < used)); then
-        asi::broken "the SquashFS file is incomplete: ${size} bytes of ${used}"
+        asi::refuse "${E_BROKEN_SQUASHFS}" "the SquashFS file is incomplete: ${size} bytes of ${used}"
     fi
+}
+
+# asi::check_squashfs FILE - whole, as far as a superblock and a full listing tell (`unsquashfs -s` alone passes a
+# truncated file), and one that the tools of this node can read.
+asi::check_squashfs() {
+    local -r file="$1"
+    local compression='' status=0
+    asi::check_superblock "${file}"
     ASI_READER=asi::read_listing
-    asi::tool "${ASI_SCRATCH}/listing" 900 unsquashfs -lls "${file}" \
-        || asi::broken "the SquashFS file cannot be listed: $(grep '^error ' "${ASI_SCRATCH}/listing" | tail -n 3)"
+    asi::tool "${ASI_SCRATCH}/listing" 900 unsquashfs -lls "${file}" || status=$?
     ASI_READER=asi::bounded
-    asi::require_listing
+    if ((status == 0)); then
+        asi::require_listing
+    elif grep -qx unsupported -- "${ASI_SCRATCH}/listing"; then
+        compression="$(asi::superblock_number "${file}" 20 2)" || compression=0
+        asi::refuse "${E_UNSUPPORTED_SQUASHFS}" "unsquashfs on node ${SLURMD_NODENAME} cannot read the compression of ${file}: ${ASI_COMPRESSIONS[compression]-number ${compression}}"
+    else
+        asi::refuse "${E_BROKEN_SQUASHFS}" "the SquashFS file cannot be listed: $(asi::listed error)"
+    fi
+}
+
+# asi::trial - make and read an empty SquashFS file; only what is said of a failure comes out.
+asi::trial() {
+    local -r directory="${ASI_SCRATCH}/trial"
+    local -a options=()
+    read -r -a options <<< "$(asi::squash_options)"
+    mkdir -- "${directory}"
+    {
+        setpriv --pdeathsig KILL timeout --kill-after=5 60 mksquashfs "${directory}" "${directory}.sqsh" "${options[@]}" > /dev/null \
+            && setpriv --pdeathsig KILL timeout --kill-after=5 60 unsquashfs -lls "${directory}.sqsh" > /dev/null
+    } 2>&1
+}
+
+# asi::try_squash_options - before a long import: can this node write, and read, what the options ask for?
+asi::try_squash_options() {
+    local status=0 code="${E_UNSUPPORTED_SQUASHFS}"
+    asi::in_background asi::trial || status=$?
+    case "${status}" in
+        0 | 124 | 137) return 0 ;; # a slow node is no answer
+    esac
+    asi::full "${ASI_SCRATCH}" || code=$?
+    asi::fail "${code}" "squashfs-tools on node ${SLURMD_NODENAME} cannot make and read a file with '${ASI_SQUASH_OPTIONS}': $(grep . "${ASI_SCRATCH}/answer" | head -n 2 | head -c 300 | tr '\n' ' ')"
 }
 
 # asi::require_listing - what a full disk cut must not pass for a listing without a dangerous entry.
@@ -66,26 +108,63 @@ asi::require_listing() {
 
 # asi::read_listing FILE - reduce a listing of any length to what is asked of it: the entries that Enroot would
 # open before the image is the root directory (`target`), programs that tell the architecture (`program RANK PATH`, the
-# best rank first), the last errors (`error`); at the end the number of these lines (`end`).
+# best rank first), where os-release is by the image's own links (`os-release PATH`), the packages of a Debian image
+# without a package manager (`packages`), KiB to unpack it to (`unpacked`); of a failure the line that tells most
+# (`error`), and whether it was the compression (`unsupported`); at the end the number of these lines (`end`).
 # Old mawk, the awk of Debian and Ubuntu, takes no `{3}` in an expression.
 asi::read_listing() {
     awk -v names="${ASI_TARGETS}" -v programs="${ASI_PROGRAMS}" '
         function tell(line) { print line; told++ }
+        function resolve(rest,    done, name, place, hops) { # never out of the image, as inside it
+            while (rest != "") {
+                name = rest
+                sub(/\/.*$/, "", name)
+                if (!sub(/^[^\/]*\/+/, "", rest)) rest = ""
+                if (name == "" || name == ".") continue
+                place = (done == "" ? name : done "/" name)
+                if (name == "..") sub(/\/?[^\/]*$/, "", done)
+                else if (!(place in link)) done = place
+                else if (++hops > 40) return ""
+                else {
+                    if (link[place] ~ /^\//) done = ""
+                    rest = link[place] "/" rest
+                }
+            }
+            return done
+        }
         BEGIN {
             count = split(names, list, " "); for (i = 1; i <= count; i++) target[list[i]] = 1
             known = split(programs, order, " "); for (i = 1; i <= known; i++) rank[order[i]] = i
         }
-        !/^[-dlbcps][r-][w-][xsS-][r-][w-][xsS-][r-][w-][xtT-] / || !/squashfs-root\// { if (!/squashfs-root$/ && NF) last = $0; next }
+        /squashfs-root/ { entries++ }
+        !/^[-dlbcps][r-][w-][xsS-][r-][w-][xsS-][r-][w-][xtT-] / || !/squashfs-root\// {
+            if (!entries && /this is unsupported by this version/) unsupported = 1 # before a name of the image could say it
+            if (/squashfs-root$/ || !NF) next
+            if (/FATAL|ERROR|rror|ailed|orrupt|unsupported/) telling = $0
+            last = $0
+            next
+        }
         {
             type = substr($0, 1, 1)
             # From the first mention on: the target of a link may hold another one, to hide what the link is.
-            path = substr($0, index($0, " squashfs-root/") + 15)
+            start = index($0, " squashfs-root/")
+            path = substr($0, start + 15)
             if (type == "l") {
-                link = path
+                whole = path
                 sub(/ -> .*$/, "", path)
-                if (path ~ /^(usr\/)?bin\/sh$/) { sub(/^.*\//, "", link); shell = link }
+                if (length(whole) < 1024 && ++links <= 100000) link[path] = substr(whole, length(path) + 5)
+                if (path ~ /^(usr\/)?bin\/sh$/) { sub(/^.*\//, "", whole); shell = whole }
             }
             if (path in target) tell("target " type " " path)
+            if (type == "-") {
+                if (path ~ /^var\/lib\/dpkg\/status[.]d\/[^\/]+$/ && path !~ /[.]md5sums$/) packages++
+                # A name of a user may hold blanks. A hard link looks like a file of its own; these logs are mostly holes.
+                count = split(substr($0, 1, start), column, " ")
+                size = column[count - 2]
+                twin = size " " column[count - 1] " " column[count]
+                if (path !~ /^var\/log\/(lastlog|faillog|tallylog)$/ && (size < 1048576 || !(twin in big))) unpacked += int((size + 4095) / 4096) * 4
+                if (size >= 1048576) big[twin] = 1
+            }
             if (type == "-" && /^...x/ && path ~ /^[A-Za-z0-9._+][A-Za-z0-9._+\/-]*$/) { # no option
                 name = path
                 sub(/^.*\//, "", name)
@@ -101,10 +180,24 @@ asi::read_listing() {
             for (i = 1; i <= loaders; i++) tell("program 50 " loader[i])
             for (i = 1; i <= usuals; i++) tell("program 99 " usual[i])
             for (i = 1; i <= others; i++) tell("program 99 " other[i])
+            count = split("etc/os-release usr/lib/os-release", list, " ") # in the order of os-release(5)
+            for (i = 1; i <= count; i++) {
+                path = resolve(list[i])
+                if (path ~ /^[A-Za-z0-9._+][A-Za-z0-9._+\/-]*$/) tell("os-release " path)
+            }
+            if (packages) tell("packages " packages)
+            tell(sprintf("unpacked %.0f", unpacked))
+            if (unsupported) tell("unsupported")
+            if (telling != "") last = telling
             if (last != "") tell("error " substr(last, 1, 300))
             print "end", told + 0
         }
     ' > "$1"
+}
+
+# asi::listed WORD - what the listing says under this word, one a line.
+asi::listed() {
+    sed -n "s/^$1 //p" "${ASI_SCRATCH}/listing"
 }
 
 readonly ASI_PYTHON_SHA256='
@@ -224,10 +317,14 @@ asi::cat_elf() {
 asi::read_static_facts() {
     local -r static="${ASI_ATTEMPT_DIR}/output/static"
     head -c 96 -- "${ASI_WORK}" > "${static}/superblock" || asi::fail "${E_INTERNAL}" "cannot write ${static}/superblock"
-    asi::cat_fact os-release usr/lib/os-release etc/os-release
+    # shellcheck disable=SC2046 # the paths hold no blanks
+    asi::cat_fact os-release $(asi::listed os-release)
     asi::cat_fact environment etc/environment
     asi::cat_fact rc etc/rc
     asi::cat_elf "${static}/elf"
     asi::cat var/lib/dpkg/status 134217728 "${static}/dpkg-count" \
         awk '/^Status: .* installed$/ { n++ } END { if (n) print n }'
+    if [[ ! -s "${static}/dpkg-count" ]]; then
+        asi::listed packages > "${static}/dpkg-count"
+    fi
 }

@@ -156,6 +156,12 @@ EXIT_CODES: Mapping[int, Failure] = {
         "Ask for user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1 on the nodes (importing "
         "may work without), or use 'exclude' to avoid this node.",
     ),
+    95: Failure(
+        "unsupported_squashfs",
+        "the node's squashfs-tools cannot handle such a SquashFS file",
+        "Install squashfs-tools that can on the nodes, use 'exclude' to avoid this node, or have the file made "
+        "otherwise: by other squash_options in the profile, or with mksquashfs 4 where it is of an older version.",
+    ),
 }
 """Exit code of ``job.sh`` -> what it means."""
 

@@ -70,6 +70,24 @@ def _all(*steps: Callable[[Path], object]) -> Callable[[Path], None]:
     return make
 
 
+def _text(path: str, text: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+    return make
+
+
+def _large(root: Path) -> None:
+    with (root / "large").open("wb") as file:
+        file.truncate(48 << 20)
+    (root / "usr/large").hardlink_to(root / "large")
+    _text("var/log/lastlog", "")(root)
+    with (root / "var/log/lastlog").open("wb") as file:
+        file.truncate(256 << 20)
+
+
+_ELSEWHERE = _text("opt/v2/release", "ID=elsewhere\n")
 _TOOLS = _all(lambda root: shutil.rmtree(root / "bin"), _program("app/tool-arm64", ARM64), _program("app/tool", AMD64))
 
 RECIPES: dict[str, Callable[[Path], None]] = {
@@ -95,6 +113,19 @@ RECIPES: dict[str, Callable[[Path], None]] = {
     "a loader and tools for two machines": _all(_TOOLS, _program("usr/lib/x86/ld-linux-x86-64.so.2", AMD64)),
     "tools for two machines alone": _TOOLS,
     "programs for one other machine": _all(_TOOLS, _program("app/tool", ARM64)),
+    "two different os-release": _text("etc/os-release", "ID=etc\n"),
+    "os-release is a link elsewhere": _all(_ELSEWHERE, _link("etc/os-release", "../opt/./v2/release")),
+    "os-release is an absolute link over linked directories": _all(
+        _ELSEWHERE, _link("opt/current", "v2"), _link("o", "opt//current/"), _link("etc/os-release", "/../o/release")
+    ),
+    "os-release is a link out of the image": _all(
+        _link("usr/lib/os-release", "/etc/os-release"), _link("etc/os-release", "../../../../../../etc/debian_version")
+    ),
+    "os-release is a link to itself": _link("etc/os-release", "os-release"),
+    "distroless": _all(
+        *[_text(f"var/lib/dpkg/status.d/{name}", "Package: x\n") for name in ("base", "base.md5sums", "libc6")]
+    ),
+    "a large file, a hard link and a log": _large,
 }
 HOSTILE = [name for name in RECIPES if name.startswith("/")]
 
