@@ -107,6 +107,12 @@ def _environment_facts(raw: bytes, warnings: list[str]) -> dict[str, Any]:
     values, ignored = parse_environment(raw)
     if ignored:
         warnings.append(f"environment: {ignored} lines are no assignments and were ignored")
+    asking = [name for name, value in values.items() if _FILLED_IN.search(value)]
+    if asking:
+        warnings.append(
+            f"environment: {', '.join(asking[:10])}: Enroot fills in ${{NAME}} from the environment of whoever starts "
+            "the image; here ${PATH} was a usual one and all else stayed text"
+        )
     return {"environment": values}
 
 
@@ -131,6 +137,7 @@ def _dpkg_facts(raw: bytes, _warnings: list[str]) -> dict[str, Any]:
     return {"debian_packages": int(raw)}
 
 
+_FILLED_IN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _READERS: dict[str, Callable[[bytes, list[str]], dict[str, Any]]] = {
     "superblock": _superblock_facts,
     "elf": _elf_facts,

@@ -41,6 +41,8 @@ _SHELL_PIECE = re.compile(
 )
 _ANSI_ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|c.|.)", re.DOTALL)
 _ANSI_LETTERS = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "e": 27, "E": 27, "f": 12, "v": 11}
+_BLANKS = " \t\r\v\f"
+_QUOTES = "\"'"
 _NOT_ENROOTS = "not the start script that Enroot writes at import"
 
 
@@ -117,18 +119,27 @@ def parse_os_release(raw: bytes) -> dict[str, str]:
 def parse_environment(raw: bytes) -> tuple[dict[str, str], int]:
     """Return the variables of Enroot's ``/etc/environment`` and the number of lines that are none.
 
-    A value with a line break spills over several lines; Enroot itself drops all but the first, and so do we.
-    The last of two assignments wins.
+    As Enroot reads them at each start: indentation and quotes around a value fall off (twice, before its hooks and
+    after), comments and its own variables are left out. A value with a line break spills over several lines; Enroot
+    drops all but the first. The last of two assignments wins. ``${NAME}`` stays as it is.
     """
     values: dict[str, str] = {}
     ignored = 0
     for line in _text(raw).split("\n"):
-        name, equals, value = line.partition("=")
+        text = line.lstrip(_BLANKS)
+        name, equals, value = text.partition("=")
         if equals and _VARIABLE.fullmatch(name):
-            values[name] = value
-        elif line:
+            if not name.startswith("ENROOT_"):
+                values[name] = _unquoted(_unquoted(value))
+        elif text and not text.startswith("#"):
             ignored += 1
     return values, ignored
+
+
+def _unquoted(value: str) -> str:
+    """Without a quote at the start and one at the end, which need not be the same and may have blanks after it."""
+    core = value.rstrip(_BLANKS)
+    return core[1:-1] if len(core) > 1 and core[0] in _QUOTES and core[-1] in _QUOTES else value
 
 
 def parse_start_script(raw: bytes) -> StartScript:

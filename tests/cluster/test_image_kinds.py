@@ -121,3 +121,18 @@ def test_an_image_built_on_musl_is_read(box_plain: Box, musl: Tree) -> None:
     assert (record.image["os_id"], record.image["os_version"]) == ("alpine", "3.20")
     assert record.image["architecture"] == "amd64"
     assert record.image["debian_packages"] is None
+
+
+def test_what_enroot_would_fill_in_from_its_caller_stays_text(box_plain: Box, image_layouts: dict[str, Path]) -> None:
+    environment = (
+        "PATH=/opt/none:${PATH}\n"
+        "  PYTHONPATH='${HOME}/lib:${ENROOT_RUNTIME_PATH}:/opt/x'\n"  # as a shell's file may be
+        "# a comment"
+    )
+    tree = changed(tree_of(image_layouts["client"]), {"etc/environment": environment})
+    image = record_of(box_plain, "asking", tree, "client").image
+    assert image["python_path_env"] == "${HOME}/lib:${ENROOT_RUNTIME_PATH}:/opt/x"
+    assert image["python_executable"] == "/usr/bin/python3"  # of the usual PATH
+    assert image["environment"] == {"PATH": "/opt/none:${PATH}", "PYTHONPATH": image["python_path_env"]}
+    assert [text for text in image["warnings"] if "whoever starts the image" in text]
+    assert str(box_plain.root) not in str(image)

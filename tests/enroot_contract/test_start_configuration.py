@@ -80,6 +80,25 @@ def test_a_conf_script_can_empty_the_image_s_fstab(enroot: Enroot, greedy_image:
     assert enroot.start(greedy_image, "cat", "/etc/fstab", options=["--conf", conf]).out == ""
 
 
+@pytest.fixture
+def asking_image(enroot: Enroot, session_dir: Path, base_layer: Tree) -> Path:
+    """Its environment names variables."""
+    tree = base_layer.plus({"etc/environment": "ASKED=${HOME}:${NOBODYS}:$HOME\n  QUOTED=\"'in quotes'\" \n# A=x\n"})
+    return squash(tree, enroot.base / "image.sqsh", session_dir)
+
+
+def test_variables_in_the_image_s_environment_are_the_caller_s(enroot: Enroot, asking_image: Path) -> None:
+    lines = enroot.start(asking_image, "env").lines
+    assert f"ASKED={enroot.paths['home']}::$HOME" in lines
+    assert "QUOTED=in quotes" in lines
+
+
+def test_a_conf_script_s_variables_are_taken_as_they_are(enroot: Enroot, asking_image: Path) -> None:
+    lines = enroot.start(asking_image, "env", options=["--conf", enroot.helper("conf_environment.sh")]).lines
+    assert "CONFIGURED=${HOME}" in lines
+    assert not [line for line in lines if line.startswith(("ASKED", "QUOTED"))]
+
+
 def test_volumes_are_writable_mounts(enroot: Enroot, registry: DockerRegistry) -> None:
     image = enroot.imported(registry, "team/tool:1")
     assert enroot.start(image, "sh", "-c", "echo x > /volume/new; cat /volume/new", options=["--root"]).out == "x\n"

@@ -132,9 +132,57 @@ def test_os_release_quoting() -> None:
     assert values == {"ID": "alpine", "NAME": "Plain", "VERSION": 'a "b"', "X": "open", "EMPTY": ""}
 
 
+ENVIRONMENT = """PATH=/opt/venv/bin:/usr/bin
+EMPTY=
+QUOTED="a=b"
+  INDENTED='in quotes' \t
+TWICE="'x'"
+MIXED="y'
+ONE="
+OPEN="z
+TWO=one
+lines of it
+# COMMENT=x
+ # INDENTED_COMMENT=x
+
+ENROOT_PRIVATE=x
+ASKED=${HOME}/x
+TAIL=kept\x20
+PATH=/last
+=x
+1BAD=y
+"""
+# common::envfmt of Enroot 4.1.2, which runs before and after the hooks
+ENVFMT = (
+    r"s/^[[:space:]]\+//",
+    r"/^#\|^$/d",
+    r"/^[[:alpha:]_][[:alnum:]_]*=/!d",
+    r"/^ENROOT_/d",
+    r"s/^\([[:alpha:]_][[:alnum:]_]*\)=[\"\x27]\(.*\)[\"\x27][[:space:]]*$/\1=\2/",
+)
+
+
+def envfmt(text: str) -> dict[str, str]:
+    """The variables as Enroot's own sed leaves them."""
+    for _ in range(2):
+        command = ["sed", *[word for expression in ENVFMT for word in ("-e", expression)]]
+        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
+    return dict(line.partition("=")[::2] for line in text.splitlines())
+
+
 def test_environment_lines() -> None:
-    raw = b'PATH=/opt/venv/bin:/usr/bin\nEMPTY=\nQUOTED="a=b"\nTWO=one\nlines of it\nPATH=/last\n=x\n1BAD=y\n'
-    assert parse_environment(raw) == ({"PATH": "/last", "EMPTY": "", "QUOTED": '"a=b"', "TWO": "one"}, 3)
+    values, ignored = parse_environment(ENVIRONMENT.encode())
+    assert values == envfmt(ENVIRONMENT)
+    assert (values["PATH"], values["QUOTED"], values["INDENTED"]) == ("/last", "a=b", "in quotes")
+    assert (values["ASKED"], values["OPEN"], values["MIXED"], values["TWICE"]) == ("${HOME}/x", '"z', "y", "x")
+    assert ignored == 3
+
+
+def test_variables_of_whoever_starts_the_image_are_told() -> None:
+    facts = static_facts({"environment": b"A=${HOME}/x\nB=$HOME\nC=${1}\nPATH=/opt/x:${PATH}\n"})
+    (warning,) = [text for text in facts["warnings"] if text.startswith("environment:")]
+    assert warning.startswith("environment: A, PATH: Enroot fills in ${NAME} from the environment of whoever starts")
+    assert facts["environment"]["A"] == "${HOME}/x"
 
 
 def test_the_start_script_of_enroot() -> None:
