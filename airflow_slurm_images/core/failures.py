@@ -207,13 +207,22 @@ NODE_PATTERNS: tuple[Pattern, ...] = (
 
 IMAGE_PATTERNS: tuple[Pattern, ...] = (
     _pattern(
-        r"failed to execute: \S*sh: No such file",
+        r"failed to execute: /bin/sh: (No such file|Not a directory|Too many levels)",
         Failure(
             "no_shell",
-            "the image has no shell, so it cannot be started",
-            "Use kind 'generic', which reads the image without starting it.",
+            "the image has no shell at /bin/sh (or not the loader that it needs), so it cannot be started",
+            "Use kind 'generic', which reads the image without starting it, or give the image a /bin/sh.",
         ),
     ),
+    _pattern(
+        r"failed to execute: /bin/sh: Argument list too long",
+        Failure(
+            "environment_too_large",
+            "the image's environment is too large for any program to be started with it",
+            "Make its variables shorter (one may have 128 KiB), or use kind 'generic', which does not start the image.",
+        ),
+    ),
+    _pattern(r"failed to execute: /bin/sh: Exec format error", EXIT_CODES[79]),
 )
 """What may be believed of the output of a start: it concerns the image alone."""
 

@@ -129,12 +129,24 @@ def test_authentication_succeeded_does_not_prove_the_password() -> None:
     assert "does not prove" in (raised.remedy or "")
 
 
-def test_an_image_without_a_shell_is_told_apart_from_a_broken_node() -> None:
-    raised = failed(
-        83, "inspect", {"inspect.log": "enroot-switchroot: failed to execute: /bin/sh: No such file or directory"}
-    )
-    assert "no shell" in raised.message
-    assert "generic" in (raised.remedy or "")
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [
+        ("No such file or directory", "no_shell", "no shell at /bin/sh"),
+        ("Too many levels of symbolic links", "no_shell", "no shell at /bin/sh"),
+        ("Not a directory", "no_shell", "no shell at /bin/sh"),
+        ("Argument list too long", "environment_too_large", "environment is too large"),
+        ("Exec format error", "architecture_mismatch", "another architecture"),
+    ],
+)
+def test_an_image_that_can_never_be_started_is_told_apart_from_a_broken_node(
+    error: str, reason: str, words: str
+) -> None:
+    raised = failed(83, "inspect", {"inspect.log": f"enroot-switchroot: failed to execute: /bin/sh: {error}\n"})
+    assert isinstance(raised, JobFailedError)
+    assert (raised.reason, raised.retryable) == (reason, False)
+    assert words in raised.message
+    assert raised.remedy
 
 
 def test_missing_user_namespaces_name_the_node_and_both_settings() -> None:
