@@ -50,6 +50,8 @@ asi::kill_tree() {
         if ((${#doomed[@]} == 0)); then
             return 0
         fi
+        # All stand still first: a shell whose command is killed before itself would begin the next one meanwhile.
+        kill -STOP "${!doomed[@]}" 2> /dev/null || true
         kill -KILL "${!doomed[@]}" 2> /dev/null || true
         sleep 0.1
     done

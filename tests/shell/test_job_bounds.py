@@ -188,6 +188,34 @@ def test_sigterm_leaves_a_record_and_nothing_else(cluster: LocalCluster) -> None
     assert cluster.slurm.processes() == {}
 
 
+# A kill of several takes its time, the children first; what is killed alone is replaced by its parent.
+SLOW_KILL = """
+source "$1/process.sh"
+kill() {
+    if [[ "$1" == -KILL ]]; then
+        shift
+        for pid in $(printf '%s\\n' "$@" | sort -rn); do
+            command kill -KILL "${pid}"
+            sleep 0.3
+        done
+    else
+        command kill "$@"
+    fi
+}
+(while :; do setsid --fork --wait sleep "$2"; done) &
+until pgrep -f "^sleep $2\\$" > /dev/null; do sleep 0.05; done
+asi::kill_tree "$!"
+pgrep -f "^sleep $2\\$"
+"""
+
+
+def test_what_is_being_killed_starts_nothing_more() -> None:
+    cluster, mine = Path(job_script.__file__).parents[1] / "cluster", f"60.{os.getpid()}"
+    command = ["/bin/bash", "-c", SLOW_KILL, "bash", str(cluster), mine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
 HANG = 'touch "${0%/*}/asked"; sleep 1000'
 OLD_UNSHARE = '[[ "$*" != *--map-current-user* ]] || exit 1\nexit 0'
 QUESTIONS = {
