@@ -124,10 +124,11 @@ class Lifecycle:
         decision = run_state.choose(state, digest, work.generation, is_retry=work.is_retry)
         for job_id, attempt in decision.cancel:
             self._log.warning("Job %s of this task was cancelled, or does other work than asked now", job_id)
-            self._cancel_and_wait(job_id, job_name(work.run_key), profile.cluster, attempt)
+            cluster = run_state.cluster_of(state, job_id, attempt) or profile.cluster
+            self._cancel_and_wait(job_id, job_name(work.run_key), cluster, attempt)
         if decision.attempt is not None and decision.attempt.plan is not None:
             try:
-                return self._take_over(work, decision.attempt, decision.attempt.plan, decision.job_id)
+                return self._take_over(work, state, decision.attempt, decision.attempt.plan, decision.job_id)
             except ConflictError:
                 self._log.warning("The job is being cancelled at this moment; looking again")
                 return self.begin(work)
@@ -141,9 +142,11 @@ class Lifecycle:
             return self._end(state.workspace, found.record, found.facts, work.on_conflict, profile, publisher)
         return self._submit_new(work, profile, state, found.existing)
 
-    def _take_over(self, work: Work, attempt: Attempt, plan: LifecyclePlan, job_id: int | None) -> JobHandle:
+    def _take_over(
+        self, work: Work, state: RunState, attempt: Attempt, plan: LifecyclePlan, job_id: int | None
+    ) -> JobHandle:
         known = job_id or attempt.claimed_by or (attempt.submitted.job_id if attempt.submitted else 0)
-        cluster = attempt.submitted.cluster if attempt.submitted else self._cluster.profile.cluster
+        cluster = run_state.cluster_of(state, known, attempt.name)
         handle = self._handle(work, plan, SubmittedJob(known, cluster), attempt.submitted_at)
         self._started(handle)
         what = "of an earlier try has finished; collecting its result" if job_id is None else "is there; adopting it"

@@ -40,6 +40,7 @@ asi::mark() {
             continue
         fi
         ASI_MARKED+=("${attempt}")
+        asi::add_place_of "${attempt}"
         if mkdir -m 0700 -- "${attempt}/claim" 2> /dev/null; then
             printf '0 0\n' > "${attempt}/claim/job_id"
             asi::forget_login "${attempt}"
@@ -97,21 +98,34 @@ asi::told() {
     return 1
 }
 
+# asi::scancel - on every cluster in question; what Slurm took is noted.
+asi::scancel() {
+    local cluster='' attempt='' failed=''
+    for cluster in "${ASI_PLACES[@]}"; do
+        asi::run_on "${cluster}" scancel 15 scancel --name="${ASI_JOB_NAME}" "${ASI_DOOMED[@]+"${ASI_DOOMED[@]}"}" \
+            --user="$(id -un)"
+        ((ASI_STATUS == 0)) || failed=1
+    done
+    for attempt in "${ASI_MARKED[@]+"${ASI_MARKED[@]}"}"; do
+        if [[ -z "${failed}" ]]; then
+            printf '%s\n' "${ASI_DOOMED[*]:-*}" > "${attempt}/cancelled"
+        fi
+    done
+}
+
 asi::main() {
-    local attempt=''
+    local cluster=''
     asi::begin
     asi::mark
     asi::pick
     if [[ -z "${ASI_ADOPTED}" ]] && ! asi::told; then
-        asi::run scancel 15 scancel --name="${ASI_JOB_NAME}" "${ASI_DOOMED[@]+"${ASI_DOOMED[@]}"}" --user="$(id -un)"
-        for attempt in "${ASI_MARKED[@]+"${ASI_MARKED[@]}"}"; do
-            if ((ASI_STATUS == 0)); then
-                printf '%s\n' "${ASI_DOOMED[*]:-*}" > "${attempt}/cancelled"
-            fi
-        done
+        asi::scancel
     fi
-    asi::run squeue 15 squeue --noheader --all --states=all --user="$(id -un)" --name="${ASI_JOB_NAME}" \
-        --format="${ASI_SQUEUE_FORMAT}"
+    for cluster in "${ASI_PLACES[@]}"; do
+        asi::put_text squeue.cluster "${cluster}"
+        asi::run_on "${cluster}" squeue 15 squeue --noheader --all --states=all --user="$(id -un)" \
+            --name="${ASI_JOB_NAME}" --format="${ASI_SQUEUE_FORMAT}"
+    done
 }
 
 asi::main

@@ -3,6 +3,8 @@
 # refuse what is not ours, and tell what there is of this run: its active jobs, its attempts, and the images
 # already made from the same source.
 
+ASI_ACTIVE='' # ids of the run's jobs that may still run
+
 # asi::real_directory PATH - sets ASI_OWNER, ASI_DIRECTORY_GROUP and ASI_MODE of what is a directory and no link.
 asi::real_directory() {
     local -r path="$1"
@@ -191,6 +193,7 @@ asi::attempts() {
         asi::put_file "${name}.job_id" "${run}/${name}/job_id" 256
         asi::put_file "${name}.claim" "${run}/${name}/claim/job_id" 256
         asi::put_file "${name}.submitted_at" "${run}/${name}/submitted_at" 64
+        asi::add_place_of "${run}/${name}"
         asi::put_file "${name}.completion" "${run}/${name}/completion.json" 1048577
         [[ ! -e "${run}/${name}/cancelled" ]] || asi::put_text "${name}.cancelled" 1
         for marker in "${run}/${name}/generations/"*; do
@@ -199,19 +202,30 @@ asi::attempts() {
     done <<< "${names}"
 }
 
+# asi::queues - all jobs of this run: on the profile's cluster, and on each that has a job of one of its attempts. Sets
+# ASI_ACTIVE, and ASI_STATUS to that of a question that failed.
+asi::queues() {
+    local cluster='' failed=0
+    for cluster in "${ASI_PLACES[@]}"; do
+        asi::put_text squeue.cluster "${cluster}"
+        asi::run_on "${cluster}" squeue 30 squeue --noheader --all --states=all --user="${ASI_LOGIN}" \
+            --name="asi-${ASI_RUN_KEY}" --format="${ASI_SQUEUE_FORMAT}"
+        ((ASI_STATUS == 0)) || failed="${ASI_STATUS}"
+        ASI_ACTIVE+="$(asi::active_jobs)"
+    done
+    ASI_STATUS="${failed}"
+}
+
 # asi::forget_logins - of attempts that have ended: a record is there, or no job of the run is in the queue although
 # one was submitted minutes ago. Never of one whose submission may still be on its way.
 asi::forget_logins() {
-    local attempt='' cluster=''
+    local attempt=''
     for attempt in "${ASI_ROOT}/users/${ASI_LOGIN}/runs/${ASI_RUN_KEY}"/*/; do
         attempt="${attempt%/}"
         if [[ -f "${attempt}/completion.json" ]]; then
             asi::forget_login "${attempt}"
-        elif ((ASI_STATUS == 0)) && [[ -n "$(find "${attempt}/job_id" -mmin +5 2> /dev/null)" ]]; then
-            IFS=';' read -r _ cluster < "${attempt}/job_id"
-            if [[ -z "${cluster}" || "${cluster}" == "${ASI_CLUSTER}" ]] && [[ -z "$(asi::active_jobs)" ]]; then
-                asi::forget_login "${attempt}"
-            fi
+        elif ((ASI_STATUS == 0)) && [[ -z "${ASI_ACTIVE}" && -n "$(find "${attempt}/job_id" -mmin +5 2> /dev/null)" ]]; then
+            asi::forget_login "${attempt}"
         fi
     done
 }
@@ -228,8 +242,7 @@ asi::main() {
     fi
     if [[ -n "${ASI_RUN_KEY}" ]]; then
         asi::attempts
-        asi::run squeue 30 squeue --noheader --all --states=all --user="${ASI_LOGIN}" \
-            --name="asi-${ASI_RUN_KEY}" --format="${ASI_SQUEUE_FORMAT}"
+        asi::queues
         asi::forget_logins
     fi
 }

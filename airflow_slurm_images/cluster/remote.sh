@@ -9,6 +9,7 @@ umask 077
 export LC_ALL=C
 
 ASI_PAYLOAD='' # descriptor of what follows the script on standard input
+ASI_PLACES=("${ASI_CLUSTER-}") # clusters that may have the jobs in question; an empty name is the login node's own
 
 # asi::begin - the result starts here; the exit trap ends it with the status, whatever happens. From here on bash finds
 # the end of its own input, so that an error which throws it back to reading commands never makes it run the payload.
@@ -110,14 +111,40 @@ asi::refuse() {
     exit 3
 }
 
-# asi::run NAME SECONDS COMMAND... - run a Slurm command, on the profile's cluster when it names one; put its status,
-# output and errors as NAME.rc, NAME.out, NAME.err and leave status and output in ASI_STATUS and ASI_OUTPUT.
+# asi::add_place_of ATTEMPT - add to ASI_PLACES the cluster that has the attempt's job: the one sbatch answered, else the
+# one it was told.
+asi::add_place_of() {
+    local text='' cluster="${ASI_CLUSTER}" known=''
+    if [[ -f "$1/cluster" && ! -L "$1/cluster" ]]; then
+        IFS= read -r cluster < "$1/cluster"
+    fi
+    if [[ -f "$1/job_id" && ! -L "$1/job_id" ]]; then
+        IFS= read -r text < "$1/job_id"
+        if [[ "${text}" =~ ^[^\;]*(\;|' on cluster ')([A-Za-z0-9_.-]+) ]]; then
+            cluster="${BASH_REMATCH[2]}"
+        fi
+    fi
+    for known in "${ASI_PLACES[@]}"; do
+        if [[ "${known}" == "${cluster}" ]]; then
+            return 0
+        fi
+    done
+    ASI_PLACES+=("${cluster}")
+}
+
+# asi::run NAME SECONDS COMMAND... - run a Slurm command, on the profile's cluster when it names one.
 asi::run() {
-    local -r name="$1" limit="$2" command="$3"
+    asi::run_on "${ASI_CLUSTER}" "$@"
+}
+
+# asi::run_on CLUSTER NAME SECONDS COMMAND... - run a Slurm command; put its status, output and errors as NAME.rc,
+# NAME.out, NAME.err and leave status and output in ASI_STATUS and ASI_OUTPUT.
+asi::run_on() {
+    local -r cluster="$1" name="$2" limit="$3" command="$4"
     local errors=''
-    shift 3
-    if [[ -n "${ASI_CLUSTER}" ]]; then
-        set -- -M "${ASI_CLUSTER}" "$@"
+    shift 4
+    if [[ -n "${cluster}" ]]; then
+        set -- -M "${cluster}" "$@"
     fi
     errors="$(mktemp 2> /dev/null || mktemp /tmp/asi.XXXXXXXXXX)" || asi::refuse unavailable "mktemp failed on the login node"
     ASI_STATUS=0

@@ -10,6 +10,7 @@ asi::main() {
         asi::refuse integrity "a staged file in ${ASI_ATTEMPT_DIRECTORY} differs from its checksum; nothing was submitted"
     fi
     submitted="$(date +%Y-%m-%dT%H:%M:%S)"
+    printf '%s\n' "${ASI_CLUSTER}" > cluster
     printf '%s\n' "${submitted}" > submitted_at
     asi::put_text submitted_at "${submitted}"
     asi::run sbatch 60 sbatch --parsable --export=NIL --no-requeue job.sbatch

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from airflow_slurm_images.core.slurm import (
     AccountingAnswer,
     ControlAnswer,
     QueueAnswer,
+    QueueRow,
     interpret_sacct,
     interpret_scontrol,
     interpret_squeue,
@@ -144,9 +145,19 @@ def _answer(result: RemoteResult, name: str) -> tuple[int, str, str] | None:
 
 
 def queue_answer(result: RemoteResult) -> QueueAnswer:
-    """The queue as one command saw it; ``unknown`` when it was not asked at all."""
-    answer = _answer(result, "squeue")
-    return interpret_squeue(*answer) if answer else QueueAnswer("unknown", detail="squeue gave no answer")
+    """The queues of all clusters that one command asked; ``unknown`` when one gave no good answer or none was asked."""
+    rows: list[QueueRow] = []
+    parts = [result.texts(f"squeue.{part}") for part in ("rc", "out", "err")]
+    clusters = result.texts("squeue.cluster") or ("",)
+    if {len(values) for values in parts} != {len(clusters)}:
+        return QueueAnswer("unknown", detail="squeue gave no answer")
+    for cluster, rc, out, err in zip(clusters, *parts, strict=True):
+        status = whole_number(rc)
+        answer = interpret_squeue(124 if status is None else status, out, err)
+        if answer.status != "ok":
+            return replace(answer, detail=f"cluster {cluster}: {answer.detail}") if cluster else answer
+        rows += [replace(row, cluster=cluster or None) for row in answer.rows]
+    return QueueAnswer("ok", tuple(rows))
 
 
 def _accounting(result: RemoteResult) -> AccountingAnswer | None:

@@ -145,7 +145,7 @@ def choose(state: RunState, request_digest: str, generation: int, *, is_retry: b
     adopted: tuple[Attempt, int] | None = None
     cancel: list[tuple[int, str]] = []
     for row in sorted(state.active(), key=lambda row: classify(row.state) is not StateClass.RUNNING):
-        attempt = _attempt_of(state, row.job_id)
+        attempt = _attempt_of(state, row)
         if attempt is not None and attempt.other_version and not attempt.cancelled and not attempt.fenced:
             raise OtherVersionError(
                 f"Job {row.job_id} of this task is {row.state} and was left alone. {attempt.other_version.message}",
@@ -186,15 +186,26 @@ def _completed(state: RunState, attempt: Attempt) -> int | None:
     return done[-1] if done else None
 
 
-def _attempt_of(state: RunState, job_id: int) -> Attempt | None:
+def _attempt_of(state: RunState, row: QueueRow) -> Attempt | None:
     """The attempt of a job; one whose sbatch answer was lost is the only one without a known job."""
-    for attempt in state.attempts:
-        if job_id in attempt.job_ids:
+    known = [attempt for attempt in state.attempts if row.job_id in attempt.job_ids]
+    for attempt in known:  # two clusters may count alike
+        if attempt.submitted and attempt.submitted.cluster == row.cluster:
             return attempt
+    if known:
+        return known[0]
     unknown = [
         attempt for attempt in state.attempts if not attempt.job_ids and not attempt.fenced and attempt.submitted_at
     ]
     return unknown[0] if len(unknown) == 1 else None
+
+
+def cluster_of(state: RunState, job_id: int | None, attempt_name: str) -> str | None:
+    """The cluster of a job: the one that sbatch answered, else the one whose queue lists it; None: the profile's."""
+    attempt = next((item for item in state.attempts if item.name == attempt_name), None)
+    if attempt is not None and attempt.submitted is not None and attempt.submitted.cluster:
+        return attempt.submitted.cluster
+    return next((row.cluster for row in state.queue.rows if row.job_id == job_id and row.cluster), None)
 
 
 def find(state: RunState, attempt_name: str, before: Collection[int] = ()) -> tuple[SubmittedJob, str] | None:
@@ -209,10 +220,11 @@ def find(state: RunState, attempt_name: str, before: Collection[int] = ()) -> tu
     if attempt.submitted is not None:
         return attempt.submitted, submitted_at
     if attempt.claimed_by is not None:
-        return SubmittedJob(attempt.claimed_by, None), submitted_at
+        return SubmittedJob(attempt.claimed_by, cluster_of(state, attempt.claimed_by, attempt_name)), submitted_at
     known = {job_id for item in state.attempts for job_id in item.job_ids} | set(before)
-    strangers = [row.job_id for row in state.queue.rows if row.job_id not in known]
-    return (SubmittedJob(max(strangers), None), submitted_at) if strangers else None
+    strangers = [row for row in state.queue.rows if row.job_id not in known]
+    newest = max(strangers, key=lambda row: row.job_id, default=None)
+    return (SubmittedJob(newest.job_id, newest.cluster), submitted_at) if newest else None
 
 
 def alive(queue: QueueAnswer) -> frozenset[int]:

@@ -70,6 +70,8 @@ class QueueRow:
     elapsed: int | None
     nodes: str
     name: str
+    cluster: str | None = None
+    """Where several clusters were asked, the one that was named with ``-M``."""
 
 
 @dataclass(frozen=True)

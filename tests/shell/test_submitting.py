@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_slurm_images.core.errors import InvalidRequestError, SubmissionRefusedError
+from airflow_slurm_images.core.errors import ClusterUnavailableError, InvalidRequestError, SubmissionRefusedError
+from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.remote import TruncatedAnswerError
 from airflow_slurm_images.core.slurm import SubmittedJob
 from airflow_slurm_images.hooks import ssh_exchange
-from tests.shell.fake_slurm.login import RUN_KEY, LocalCluster, import_request
+from airflow_slurm_images.lifecycle import Lifecycle, Work
+from tests.shell.fake_slurm.login import CREDENTIALS, RUN_KEY, LocalCluster, import_request, secrets_in
+
+LOG = logging.getLogger("tests.submitting")
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
@@ -184,3 +191,71 @@ def test_startup_files_of_the_account_do_not_run(cluster: LocalCluster, tmp_path
     }
     cluster.submit(import_request())
     assert not (tmp_path / "sprung").exists()
+
+
+# --- more than one cluster
+
+
+def north(cluster: LocalCluster) -> tuple[Work, JobHandle]:
+    """A job that was sent to another cluster than the login node's own."""
+    cluster.slurm.send_to("north")
+    work = Work(import_request("client"), RUN_KEY, 1, False, "lab", {}, if_present="reimport")
+    handle = Lifecycle(cluster.hook, LOG).begin(work)
+    assert isinstance(handle, JobHandle) and handle.cluster == "north"
+    cluster.slurm.change(handle.job_id, state="RUNNING")
+    return work, handle
+
+
+def test_a_retry_adopts_the_job_on_the_cluster_that_sbatch_answered(cluster: LocalCluster) -> None:
+    work, first = north(cluster)
+    again = Lifecycle(cluster.hook, LOG).begin(replace(work, is_retry=True))
+    assert isinstance(again, JobHandle)
+    assert (again.job_id, again.cluster) == (first.job_id, "north")
+    assert len(cluster.slurm.jobs()) == 1
+
+
+def test_a_cluster_that_does_not_answer_may_run_the_job(cluster: LocalCluster) -> None:
+    work, _ = north(cluster)
+    cluster.slurm.next_answer("squeue")  # the login node's own cluster has none of it
+    cluster.slurm.next_answer("squeue", rc=1, err="squeue: error: No cluster 'north' known by database.")
+    with pytest.raises(ClusterUnavailableError, match="cluster north: squeue ended with status 1"):
+        Lifecycle(cluster.hook, LOG).begin(replace(work, is_retry=True))
+    assert len(cluster.slurm.jobs()) == 1
+
+
+def test_a_job_of_another_request_is_cancelled_on_its_own_cluster(cluster: LocalCluster) -> None:
+    work, first = north(cluster)
+    second = Lifecycle(cluster.hook, LOG).begin(replace(work, request=import_request("generic")))
+    assert isinstance(second, JobHandle) and second.job_id != first.job_id
+    assert cluster.slurm.job(first.job_id)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, "south"), ("north", None), ("north", "south")])
+def test_a_job_from_before_the_profile_named_another_cluster_is_cancelled_where_it_is(
+    cluster: LocalCluster, before: str | None, now: str | None
+) -> None:
+    work = Work(import_request("client"), RUN_KEY, 1, False, "lab", {}, if_present="reimport")
+    first = Lifecycle(cluster.new_hook(cluster=before), LOG).begin(work)
+    assert isinstance(first, JobHandle)
+    second = Lifecycle(cluster.new_hook(cluster=now), LOG).begin(work)
+    assert isinstance(second, JobHandle) and second.job_id != first.job_id
+    states = [(job["cluster"], job["state"]) for job in cluster.slurm.jobs()]
+    assert states == [(before, "CANCELLED"), (now, "PENDING")]
+
+
+def test_a_kill_reaches_a_job_that_only_its_attempt_directory_knows(cluster: LocalCluster) -> None:
+    _, first = north(cluster)
+    cluster.hook.cancel(None, "asi-" + RUN_KEY)
+    assert cluster.slurm.job(first.job_id)["state"] == "CANCELLED"
+
+
+def test_the_login_of_a_job_on_another_cluster_stays_while_it_is_there_and_not_after(cluster: LocalCluster) -> None:
+    cluster.slurm.send_to("north")
+    plan, job_id = cluster.submit(import_request(), CREDENTIALS)
+    job_file = Path(plan.attempt_directory, "job_id")
+    os.utime(job_file, (job_file.stat().st_mtime - 3600,) * 2)
+    cluster.hook.prepare(RUN_KEY)
+    assert secrets_in(cluster.workspace) != []
+    cluster.slurm.change(job_id, state="NODE_FAIL", in_queue=False)
+    cluster.hook.prepare(RUN_KEY)
+    assert secrets_in(cluster.workspace) == []

@@ -58,12 +58,14 @@ def option(args: list[str], name: str) -> str | None:
 
 
 def wanted(state: State, args: list[str]) -> list[dict[str, Any]]:
-    """Jobs that ``--name`` and ``--jobs`` select."""
-    names, ids = option(args, "--name"), option(args, "--jobs")
+    """Jobs that ``--name`` and ``--jobs`` select, on the cluster of ``-M``; without it on the login node's own."""
+    names, ids, cluster = option(args, "--name"), option(args, "--jobs"), option(args, "-M")
     return [
         job
         for job in state.jobs()
-        if (names is None or job["name"] in names.split(",")) and (ids is None or str(job["id"]) in ids.split(","))
+        if (names is None or job["name"] in names.split(","))
+        and (ids is None or str(job["id"]) in ids.split(","))
+        and job.get("cluster") == cluster
     ]
 
 
@@ -77,9 +79,11 @@ def sbatch(state: State, args: list[str]) -> tuple[int, str, str]:
     spool.mkdir(parents=True)
     (spool / "slurm_script").write_bytes(script.read_bytes())
     (spool / "slurm_script").chmod(0o700)
+    elsewhere = state.root / "sent_to"  # a federation, or a site's plugin, that sends jobs to another cluster
+    cluster = option(args, "-M") or (elsewhere.read_text() if elsewhere.exists() else None)
     job = {"id": number, "name": options["job-name"], "options": options, "state": "PENDING", "reason": "None"}
-    state.save({**job, "in_queue": True, "accounted": False, "exit": "0:0", "submit": "2024-05-01T10:00:00"})
-    cluster = option(args, "-M")
+    job |= {"in_queue": True, "accounted": False, "exit": "0:0", "submit": "2024-05-01T10:00:00", "cluster": cluster}
+    state.save(job)
     return 0, f"{number}{f';{cluster}' if cluster else ''}\n", ""
 
 
@@ -110,7 +114,7 @@ def scancel(state: State, args: list[str]) -> tuple[int, str, str]:
 
 def scontrol(state: State, args: list[str]) -> tuple[int, str, str]:
     """``show job ID`` on one line."""
-    for job in state.jobs():
+    for job in wanted(state, args):
         if str(job["id"]) == args[-1] and job["in_queue"]:
             return (
                 0,

@@ -67,6 +67,10 @@ class FakeSlurm:
         """Change what Slurm says of a job (``state``, ``reason``, ``in_queue``, ``accounted``, ``exit``)."""
         self._state.save({**self.job(job_id), **values})
 
+    def send_to(self, cluster: str) -> None:
+        """From now on jobs go to another cluster, which ``sbatch`` names in its answer."""
+        (self._state.root / "sent_to").write_text(cluster)
+
     def add_job(self, job_id: int, name: str, **values: Any) -> None:
         """A job that was not submitted through the fake."""
         job = {"id": job_id, "name": name, "options": {}, "state": "RUNNING", "reason": "None", "exit": "0:0"}
