@@ -123,7 +123,7 @@ class Lifecycle:
         digest = request_digest(work.request, profile)
         decision = run_state.choose(state, digest, work.generation, is_retry=work.is_retry)
         for job_id, attempt in decision.cancel:
-            self._log.warning("Job %s of this task was cancelled, or does other work than asked now", job_id)
+            self._log.warning("Job %s of this task was cancelled, is over, or does other work than asked now", job_id)
             cluster = run_state.cluster_of(state, job_id, attempt) or profile.cluster
             self._cancel_and_wait(job_id, job_name(work.run_key), cluster, attempt)
         if decision.attempt is not None and decision.attempt.plan is not None:

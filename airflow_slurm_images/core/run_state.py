@@ -41,6 +41,8 @@ class Attempt:
     cancelled: bool
     generations: frozenset[int]
     exit_status: int | None
+    restarted: bool = False
+    """Whether the record is of a run before the one that holds the claim: the job was requeued and started over."""
     other_version: OtherVersionError | None = None
 
     @property
@@ -101,6 +103,7 @@ def _attempt(result: RemoteResult, name: str) -> Attempt:
     claim = result.text(f"{name}.claim").split()
     completion, record = read_completion(result.data(f"{name}.completion"), plan.token) if plan else (None, None)
     claimed_by = whole_number(claim[0]) if claim else None
+    restarts = whole_number(claim[1]) if len(claim) > 1 else None
     generations = map(whole_number, result.texts(f"{name}.generation"))
     return Attempt(
         name=name,
@@ -112,6 +115,7 @@ def _attempt(result: RemoteResult, name: str) -> Attempt:
         cancelled=result.data(f"{name}.cancelled") is not None,
         generations=frozenset(number for number in generations if number is not None),
         exit_status=completion.exit_status if isinstance(completion, CompletionFound) else None,
+        restarted=record is not None and restarts is not None and restarts > record.restart_count,
         other_version=other_version,
     )
 
@@ -136,7 +140,8 @@ def choose(state: RunState, request_digest: str, generation: int, *, is_retry: b
     """Decide from what was found. Pure; the queue must have answered (``state.queue.status == "ok"``).
 
     An active job with the same request is adopted, whatever its generation; other active jobs, those somebody
-    cancelled, and those whose node failed or that were preempted, are cancelled and seen gone first. A retry collects
+    cancelled, those whose node failed or that were preempted, and those whose record says that they did their work
+    (Slurm cleans up after them), are cancelled and seen gone first. A retry collects
     the newest attempt of its generation that ended well with this request, or adopts one that COMPLETED and whose
     record is not visible yet; a first try (new run, or cleared) does neither. Raises OtherVersionError for an active
     job whose plan only another version of this package can read: it may be doing just this work, so it is neither
@@ -153,6 +158,7 @@ def choose(state: RunState, request_digest: str, generation: int, *, is_retry: b
                 details={"job_id": row.job_id, "state": row.state, "reason": "other_version"},
             )
         ended = parse_state(row.state) in ENDED_STATES  # listed for a while after its end, and never to come back
+        ended = ended or (attempt is not None and _is_over(attempt, row, generation))
         if attempt is not None and adopted is None and not ended and _adoptable(attempt, request_digest):
             adopted = (attempt, row.job_id)
         elif adopted is None or attempt is not adopted[0]:
@@ -174,6 +180,19 @@ def _asks(attempt: Attempt, request_digest: str) -> bool:
 
 def _adoptable(attempt: Attempt, request_digest: str) -> bool:
     return _asks(attempt, request_digest) and not attempt.fenced and not attempt.cancelled
+
+
+def _is_over(attempt: Attempt, row: QueueRow, generation: int) -> bool:
+    """Whether the attempt's record tells the end of a job that the queue still lists, and no end that is wanted.
+
+    A failure was told to the try that saw it; a success counts only for the generation that asked for it. A job that
+    waits again after a failure (requeued) has another run to come.
+    """
+    if attempt.exit_status is None or attempt.restarted:
+        return False
+    if attempt.exit_status == 0:
+        return generation not in attempt.generations
+    return classify(row.state) is StateClass.RUNNING
 
 
 def _completed(state: RunState, attempt: Attempt) -> int | None:

@@ -29,7 +29,7 @@ from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, bu
 from airflow_slurm_images.hooks import ssh_exchange
 from airflow_slurm_images.lifecycle import Finished, Lifecycle, Work
 from tests.shell.fake_slurm.images import image
-from tests.shell.fake_slurm.login import REFERENCE, RUN_KEY, LocalCluster, import_request, inspect_request
+from tests.shell.fake_slurm.login import REFERENCE, RUN_KEY, LocalCluster, import_request, inspect_request, plain_image
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 LOG = logging.getLogger("tests.story")
@@ -172,6 +172,23 @@ def test_a_job_of_another_request_is_cancelled_and_gone_before_the_new_one(story
     assert story.cluster.slurm.run(first.job_id) == 72
     story.wait(second)
     assert story.finish(second).inspection.inspection.kind == "generic"
+
+
+@pytest.mark.parametrize("retry", [True, False], ids=["after a failure", "cleared after a success"])
+def test_a_job_that_is_still_completing_is_seen_gone_before_the_new_one(story: Story, retry: bool) -> None:
+    """A slow epilog must not cost the retries, nor give a cleared task the old result."""
+    if retry:
+        story.cluster.slurm.enroot_does("import", "exit 1")
+    first = story.begin(story.work())
+    story.run_jobs()
+    story.cluster.slurm.change(first.job_id, state="COMPLETING", in_queue=True, accounted=False)
+    plain_image(story.cluster)
+    story.cluster.slurm.enroot_does("import", 'cp -- "${here}/image.sqsh" "${output}"')
+    second = story.begin(story.work(retry=retry, generation=1 if retry else 2))
+    assert second.job_id != first.job_id
+    assert story.cluster.slurm.job(first.job_id)["state"] == "CANCELLED"
+    story.wait(second)
+    assert story.finish(second).job.job_id == second.job_id
 
 
 def test_a_queue_that_cannot_be_read_submits_nothing(story: Story) -> None:

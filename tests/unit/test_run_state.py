@@ -77,6 +77,51 @@ def test_an_active_job_that_cannot_be_adopted_is_cancelled_first(values: dict[st
     assert (decision.action, decision.cancel) == ("submit", ((481, "a"),))
 
 
+@pytest.mark.parametrize(
+    ("exit_status", "generation", "word"),
+    [(78, 1, "COMPLETING"), (78, 2, "COMPLETING"), (78, 1, "RUNNING"), (0, 2, "COMPLETING"), (0, 2, "REQUEUED")],
+)
+def test_a_job_that_slurm_only_cleans_up_after_is_seen_gone_and_not_adopted(
+    exit_status: int, generation: int, word: str
+) -> None:
+    """Its failure was told already; its success is not what a cleared task asks for."""
+    found = attempt(exit_status=exit_status)
+    decision = choose(found, rows=(row(state=word),), generation=generation)
+    assert (decision.action, decision.cancel) == ("submit", ((481, "a"),))
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"exit_status": 143}, "PENDING"),
+        ({"exit_status": 143}, "REQUEUED"),
+        ({"exit_status": 143}, "REQUEUE_HOLD"),
+        ({"exit_status": 143, "restarted": True}, "RUNNING"),
+        ({"exit_status": 143, "restarted": True}, "COMPLETING"),
+        ({"exit_status": 143}, "NEW_WORD"),
+        ({"exit_status": 0}, "COMPLETING"),
+    ],
+    ids=str,
+)
+def test_a_record_of_a_run_before_or_of_a_success_that_is_wanted_does_not_keep_a_job_from_adoption(
+    values: dict[str, Any], word: str
+) -> None:
+    found = attempt(**values)
+    decision = choose(found, rows=(row(state=word),))
+    assert (decision.action, decision.attempt, decision.cancel) == ("adopt", found, ())
+
+
+@pytest.mark.parametrize(("claim", "restarted"), [("481 1", True), ("481 0", False), ("481", False), ("", False)])
+def test_a_record_is_of_a_run_before_where_the_claim_counts_more_restarts(claim: str, restarted: bool) -> None:
+    fields = {
+        "attempt": (b"a",),
+        "a.plan": (PLAN.to_json().encode(),),
+        "a.claim": (claim.encode(),),
+        "a.completion": (records.completion(token=PLAN.token).model_dump_json().encode(),),
+    }
+    assert run_state.read(RemoteResult(0, fields)).attempts[0].restarted is restarted
+
+
 @pytest.mark.parametrize("word", ["NODE_FAIL", "PREEMPTED", "BOOT_FAIL"])
 def test_a_job_whose_node_failed_is_seen_gone_and_not_adopted(word: str) -> None:
     decision = choose(attempt(), rows=(row(state=word),))
