@@ -27,6 +27,7 @@ from airflow_slurm_images.core.errors import (
     NotVisibleError,
     SlurmImagesError,
     SubmissionRefusedError,
+    TaskKilledError,
 )
 from airflow_slurm_images.core.observation import read_completion
 from airflow_slurm_images.core.plan import ExistingFile, LifecyclePlan, job_name, request_digest
@@ -80,7 +81,11 @@ class Finished:
 
 
 class Lifecycle:
-    """Drives one work on one cluster. ``started`` is told the handle the instant a job exists."""
+    """Drives one work on one cluster. ``started`` is told the handle the instant a job exists.
+
+    ``killed`` tells whether the task was killed meanwhile and its job with it: Airflow runs ``on_kill`` in a signal
+    handler and lets the task go on for some seconds, in which no job may be submitted any more.
+    """
 
     def __init__(
         self,
@@ -90,13 +95,15 @@ class Lifecycle:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         started: Callable[[JobHandle], None] = lambda _: None,
+        killed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cluster = cluster
         self._log = log
         self._sleep = sleep
         self._clock = clock
         self._started = started
-        self._submitter = Submitter(cluster, log, sleep=sleep, clock=clock)
+        self._killed = killed
+        self._submitter = Submitter(cluster, log, sleep=sleep, clock=clock, go_on=self._go_on)
 
     # --- prepare, stage, submit
 
@@ -172,18 +179,26 @@ class Lifecycle:
         )
         for line in reports.plan_lines(plan):
             self._log.info("%s", line)
+        self._go_on()
         login = work.credentials() if work.credentials and existing is None else None
         try:
             staged = self._cluster.stage(plan, login)
             job, submitted_at = self._submitter.submit(plan, staged, {row.job_id for row in state.queue.rows})
-        except (InvalidRequestError, IntegrityError, SubmissionRefusedError):
+        except (InvalidRequestError, IntegrityError, SubmissionRefusedError, TaskKilledError):
             if login is not None:
                 self._forget_login(plan)
             raise
         handle = self._handle(work, plan, job, submitted_at)
         self._started(handle)
         self._log.info("Submitted job %s%s", job.job_id, f" on cluster {job.cluster}" if job.cluster else "")
+        if self._killed():
+            self.cancel(handle, others=True)
+            self._go_on()
         return handle
+
+    def _go_on(self) -> None:
+        if self._killed():
+            raise TaskKilledError("The task was killed before it had a job", remedy="Clear it to start again.")
 
     def _forget_login(self, plan: LifecyclePlan) -> None:
         """Remove the login staged for a job that was refused: no job will, and the error counts, not this."""

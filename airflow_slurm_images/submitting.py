@@ -20,21 +20,29 @@ class Submitter:
     """One job of one attempt, whatever happens to the answers."""
 
     def __init__(
-        self, cluster: Cluster, log: Log, *, sleep: Callable[[float], None], clock: Callable[[], float]
+        self,
+        cluster: Cluster,
+        log: Log,
+        *,
+        sleep: Callable[[float], None],
+        clock: Callable[[], float],
+        go_on: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._log = log
         self._sleep = sleep
         self._clock = clock
+        self._go_on = go_on
 
     def submit(self, plan: LifecyclePlan, staged: str, before: Collection[int]) -> tuple[SubmittedJob, str | None]:
         """Submit; in doubt look the job up by its name, and submit the same attempt once more if it is absent.
 
         ``before`` are the jobs of this name that were there already. The second submission is harmless: the job
-        claims its attempt, and singleton keeps two of one name apart.
+        claims its attempt, and singleton keeps two of one name apart. ``go_on`` raises when there must be none.
         """
         doubt = ""
         for _ in range(2):
+            self._go_on()
             try:
                 answer = self._cluster.submit(plan, staged)
                 if answer.job is not None:

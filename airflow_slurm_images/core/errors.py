@@ -53,6 +53,10 @@ class SubmissionRefusedError(ClusterUnavailableError):
     """Slurm does not take the job for now (a submit limit, a drained partition). Nothing was submitted."""
 
 
+class TaskKilledError(ClusterUnavailableError):
+    """Airflow killed the task before it had a job; no job was submitted, or it was cancelled."""
+
+
 class OtherVersionError(ClusterUnavailableError):
     """Another version of this package planned the attempt, in a form that this one cannot read. It was left alone."""
 

@@ -85,6 +85,7 @@ class ImageJobOperator(BaseOperator):
         self._handle: JobHandle | None = None
         self._task_try: TaskTry | None = None
         self._killer: SlurmHook | None = None
+        self._killed = False
 
     @abstractmethod
     def build_request(self) -> ImportRequest | InspectRequest:
@@ -99,7 +100,7 @@ class ImageJobOperator(BaseOperator):
             interval = self._interval()
             hook = self._hook()
             self._be_ready(task_try, hook.connection)
-            lifecycle = Lifecycle(hook, self.log, started=self._remember)
+            lifecycle = Lifecycle(hook, self.log, started=self._remember, killed=lambda: self._killed)
             try:
                 handle = lifecycle.begin(work)
                 if isinstance(handle, Finished):
@@ -225,6 +226,7 @@ class ImageJobOperator(BaseOperator):
 
         By name, which this task alone has: which id it got, and which of two runs the attempt, may not be known here.
         """
+        self._killed = self.cancel_on_kill  # Airflow lets execute go on for some seconds: it must not submit any more
         hook, task_try = self._killer, self._task_try
         if not self.cancel_on_kill or hook is None or task_try is None:
             return

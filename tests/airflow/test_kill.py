@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import Connection, TaskDeferred
 from airflow.sdk import DAG
 
-from airflow_slurm_images.core.errors import ClusterUnavailableError, JobFailedError
+from airflow_slurm_images.core.errors import ClusterUnavailableError, JobFailedError, TaskKilledError
 from airflow_slurm_images.core.plan import job_name
 from airflow_slurm_images.core.records import JobHandle
+from airflow_slurm_images.hooks.slurm import SlurmHook
 from airflow_slurm_images.operators import base
 from airflow_slurm_images.operators.images import OciImportOperator
 from airflow_slurm_images.task_context import TaskTry
@@ -22,6 +26,7 @@ from tests.airflow.fake_hook import FakeHook
 from tests.cluster.box import Box
 from tests.cluster.polling import wait_until
 from tests.cluster.slurm_daemons import CLOSED_PARTITION
+from tests.shell.fake_slurm.login import CREDENTIALS, LocalCluster, secrets_in
 
 RUN_KEY = 32 * "a"
 CONNECTION = Connection(conn_id="lab", conn_type="slurm_ssh", host="login.example")
@@ -98,6 +103,65 @@ def test_a_cluster_that_is_away_does_not_break_the_kill(hook: FakeHook, monkeypa
     monkeypatch.setattr(hook, "cancel", fail)
     begun().on_kill()
     assert hook.closed == 1
+
+
+# -- while there is no job yet
+
+
+MOMENTS = [(verb, when) for verb in ("prepare", "stage", "submit") for when in ("before", "after")]
+
+
+@pytest.fixture
+def login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    return LocalCluster(tmp_path, monkeypatch)
+
+
+def killed_at(
+    login_node: LocalCluster, monkeypatch: pytest.MonkeyPatch, moment: tuple[str, str], **arguments: Any
+) -> BaseException | dict[str, Any]:
+    """How a task ends that gets a SIGTERM around one command; Airflow lets it go on meanwhile."""
+    task = operator(if_present="reimport", wait_for_completion=False, **arguments)
+    connection = login_node.hook.connection
+    monkeypatch.setattr(base, "SlurmHook", lambda *given, **__: SlurmHook(*given, connection=connection))
+    whole = getattr(SlurmHook, moment[0])
+
+    def command(*given: Any) -> Any:
+        if moment[1] == "before":
+            os.kill(os.getpid(), signal.SIGTERM)
+        answer = whole(*given)
+        if moment[1] == "after":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return answer
+
+    monkeypatch.setattr(SlurmHook, moment[0], command)
+    monkeypatch.setattr(task, "build_credentials", lambda: lambda: CREDENTIALS)
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+    try:
+        return task.execute(task_context())
+    except Exception as err:
+        return err
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=" ".join)
+def test_a_kill_while_there_is_no_job_yet_leaves_none(
+    login_node: LocalCluster, monkeypatch: pytest.MonkeyPatch, moment: tuple[str, str]
+) -> None:
+    ended = killed_at(login_node, monkeypatch, moment)
+    assert isinstance(ended, TaskKilledError) and ended.retryable
+    assert [job for job in login_node.slurm.jobs() if job["state"] != "CANCELLED"] == []
+    assert (login_node.slurm.calls("sbatch") != []) is (moment[0] == "submit")
+    assert secrets_in(login_node.workspace) == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=" ".join)
+def test_without_cancel_on_kill_the_job_is_submitted_all_the_same(
+    login_node: LocalCluster, monkeypatch: pytest.MonkeyPatch, moment: tuple[str, str]
+) -> None:
+    ended = killed_at(login_node, monkeypatch, moment, cancel_on_kill=False)
+    assert isinstance(ended, dict)
+    assert [(job["id"], job["state"]) for job in login_node.slurm.jobs()] == [(ended["job_id"], "PENDING")]
 
 
 # -- on the cluster

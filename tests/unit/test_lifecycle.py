@@ -19,6 +19,7 @@ from airflow_slurm_images.core.errors import (
     OtherVersionError,
     SubmissionRefusedError,
     SubmissionUnknownError,
+    TaskKilledError,
 )
 from airflow_slurm_images.core.observation import Observation
 from airflow_slurm_images.core.records import JobHandle
@@ -158,6 +159,14 @@ def test_one_good_look_after_an_outage_does_not_prove_that_there_is_no_job(
     handle = lifecycle(cluster, clock).begin(work())
     assert isinstance(handle, JobHandle)
     assert (handle.job_id, cluster.count("submit")) == (77, 1)
+
+
+def test_a_task_that_is_killed_while_it_looks_for_its_job_submits_none(cluster: ScriptedCluster, clock: Clock) -> None:
+    cluster.submits = [doubtful(), submitted(78)]
+    killed = Lifecycle(cluster, LOG, sleep=clock.sleep, clock=lambda: clock.now, killed=lambda: clock.now > 0)
+    with pytest.raises(TaskKilledError):
+        killed.begin(work())
+    assert cluster.count("submit") == 1
 
 
 @pytest.mark.parametrize(
