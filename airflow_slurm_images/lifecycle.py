@@ -26,7 +26,6 @@ from airflow_slurm_images.core.errors import (
     InvalidRequestError,
     NotVisibleError,
     SlurmImagesError,
-    SubmissionRefusedError,
     TaskKilledError,
 )
 from airflow_slurm_images.core.observation import read_completion
@@ -118,7 +117,8 @@ class Lifecycle:
         profile = self._cluster.profile
         source = work.request.reference.digest if isinstance(work.request, ImportRequest) else ""
         name = work.request.name or ""
-        state = self._cluster.prepare(work.run_key, "" if work.if_present == "reimport" else source, name)
+        wanted = "" if work.if_present == "reimport" else source
+        state = self._cluster.prepare(work.run_key, wanted, name, begins=True)
         for closed in state.closed:
             self._log.warning("%s", closed)
         if state.queue.status != "ok":
@@ -184,7 +184,7 @@ class Lifecycle:
         try:
             staged = self._cluster.stage(plan, login)
             job, submitted_at = self._submitter.submit(plan, staged, {row.job_id for row in state.queue.rows})
-        except (InvalidRequestError, IntegrityError, SubmissionRefusedError, TaskKilledError):
+        except (InvalidRequestError, IntegrityError, ConflictError, ClusterUnavailableError):
             if login is not None:
                 self._forget_login(plan)
             raise
@@ -201,7 +201,7 @@ class Lifecycle:
             raise TaskKilledError("The task was killed before it had a job", remedy="Clear it to start again.")
 
     def _forget_login(self, plan: LifecyclePlan) -> None:
-        """Remove the login staged for a job that was refused: no job will, and the error counts, not this."""
+        """Remove the login staged for a job that there will not be: no job will, and the error counts, not this."""
         try:
             self._cluster.collect(plan.attempt_directory, ended=True)
         except SlurmImagesError as err:

@@ -41,8 +41,7 @@ asi::mark() {
         fi
         ASI_MARKED+=("${attempt}")
         asi::add_place_of "${attempt}"
-        if mkdir -m 0700 -- "${attempt}/claim" 2> /dev/null; then
-            printf '0 0\n' > "${attempt}/claim/job_id"
+        if asi::take_claim "${attempt}"; then
             asi::forget_login "${attempt}"
         fi
     done

@@ -216,15 +216,31 @@ asi::queues() {
     ASI_STATUS="${failed}"
 }
 
+# asi::old FILE MINUTES - whether it is there, written that long ago.
+asi::old() {
+    [[ -n "$(find "$1" -maxdepth 0 -mmin "+$2" 2> /dev/null)" ]]
+}
+
 # asi::forget_logins - of attempts that have ended: a record is there, or no job of the run is in the queue although
-# one was submitted minutes ago. Never of one whose submission may still be on its way.
+# one was submitted minutes ago (hours, where sbatch did not answer). Of one that was staged and not submitted too, at
+# once where another try begins, which never submits it; it, and one in doubt, then get no job any more.
 asi::forget_logins() {
-    local attempt=''
+    local attempt='' absent=''
+    ((ASI_STATUS == 0)) && [[ -z "${ASI_ACTIVE}" ]] && absent=1
     for attempt in "${ASI_ROOT}/users/${ASI_LOGIN}/runs/${ASI_RUN_KEY}"/*/; do
         attempt="${attempt%/}"
         if [[ -f "${attempt}/completion.json" ]]; then
             asi::forget_login "${attempt}"
-        elif ((ASI_STATUS == 0)) && [[ -z "${ASI_ACTIVE}" && -n "$(find "${attempt}/job_id" -mmin +5 2> /dev/null)" ]]; then
+        elif [[ -e "${attempt}/job_id" ]]; then
+            if [[ -n "${absent}" ]] && asi::old "${attempt}/job_id" 5; then
+                asi::forget_login "${attempt}"
+            fi
+        elif [[ -e "${attempt}/submitted_at" ]]; then
+            if [[ -n "${absent}" ]] && asi::old "${attempt}/submitted_at" 120; then
+                asi::take_claim "${attempt}"
+                asi::forget_login "${attempt}"
+            fi
+        elif [[ "${ASI_BEGINS}" == 1 ]] && asi::take_claim "${attempt}"; then
             asi::forget_login "${attempt}"
         fi
     done

@@ -72,6 +72,17 @@ asi::forget_login() {
     done
 }
 
+# asi::take_claim ATTEMPT - true where no job has begun the attempt; then none ever will: one whose sbatch was answered late
+# finds the claim taken and ends as superseded.
+asi::take_claim() {
+    local owner=''
+    if [[ ! -L "$1" ]] && mkdir -m 0700 -- "$1/claim" 2> /dev/null; then
+        printf '0 0\n' > "$1/claim/job_id"
+        return 0
+    fi
+    [[ -f "$1/claim/job_id" ]] && read -r owner _ < "$1/claim/job_id" && [[ "${owner}" == 0 ]]
+}
+
 # asi::versions HISTORY - numbers of an alias's versions, newest first.
 asi::versions() {
     find "$1" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | grep -Ex '[1-9][0-9]{0,8}' | sort -rn

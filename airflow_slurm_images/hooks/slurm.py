@@ -150,15 +150,17 @@ class SlurmHook(SSHHook):
             )
         return result
 
-    def prepare(self, run_key: str, source_digest: str = "", name: str = "") -> RunState:
+    def prepare(self, run_key: str, source_digest: str = "", name: str = "", *, begins: bool = False) -> RunState:
         """Check and make the workspace; tell what there is of the run ``run_key`` and of images of that source.
 
-        With a source the alias ``name`` is looked at too, as it may mean one of them already.
+        With a source the alias ``name`` is looked at too, as it may mean one of them already. Where a try ``begins``,
+        attempts of earlier ones that were staged and not submitted are given up.
         """
         variables = {
             "ASI_RUN_KEY": run_key,
             "ASI_SOURCE_DIGEST": source_digest,
             "ASI_NAME": name,
+            "ASI_BEGINS": "1" if begins else "0",
             "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
         }
         return run_state.read(self.run("prepare", variables))

@@ -125,10 +125,10 @@ def killed_at(
     monkeypatch.setattr(base, "SlurmHook", lambda *given, **__: SlurmHook(*given, connection=connection))
     whole = getattr(SlurmHook, moment[0])
 
-    def command(*given: Any) -> Any:
+    def command(*given: Any, **options: Any) -> Any:
         if moment[1] == "before":
             os.kill(os.getpid(), signal.SIGTERM)
-        answer = whole(*given)
+        answer = whole(*given, **options)
         if moment[1] == "after":
             os.kill(os.getpid(), signal.SIGTERM)
         return answer

@@ -29,7 +29,16 @@ from airflow_slurm_images.core.requests import ImportRequest, InspectRequest, bu
 from airflow_slurm_images.hooks import ssh_exchange
 from airflow_slurm_images.lifecycle import Finished, Lifecycle, Work
 from tests.shell.fake_slurm.images import image
-from tests.shell.fake_slurm.login import REFERENCE, RUN_KEY, LocalCluster, import_request, inspect_request, plain_image
+from tests.shell.fake_slurm.login import (
+    CREDENTIALS,
+    REFERENCE,
+    RUN_KEY,
+    LocalCluster,
+    import_request,
+    inspect_request,
+    plain_image,
+    secrets_in,
+)
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 LOG = logging.getLogger("tests.story")
@@ -248,6 +257,76 @@ def test_a_pending_timeout_cancels_the_job_and_sees_it_gone(story: Story) -> Non
     with pytest.raises(JobFailedError, match="pending_timeout"):
         story.wait(handle, pending_timeout=600)
     assert story.cluster.slurm.job(handle.job_id)["state"] == "CANCELLED"
+
+
+# --- the login of an attempt without a job
+
+
+def aged(directory: str | Path, minutes: float) -> None:
+    """Make all of a directory older."""
+    for path in [Path(directory), *Path(directory).rglob("*")]:
+        os.utime(path, (path.stat().st_mtime - 60 * minutes,) * 2)
+
+
+def test_the_login_goes_with_the_next_try_where_the_worker_died_after_staging(story: Story) -> None:
+    """That try finds the image in the store and stages nothing; a late sbatch of the first one does nothing."""
+    first = story.begin(story.work())
+    story.wait(first)
+    story.finish(first)
+    plan, staged = story.cluster.stage(import_request("client"), CREDENTIALS)
+    assert isinstance(story.lifecycle.begin(replace(story.work(generation=2), if_present="skip")), Finished)
+    assert secrets_in(story.cluster.workspace) == []
+    late = story.cluster.hook.submit(plan, staged).job
+    assert late is not None and story.cluster.slurm.run(late.job_id) == 72
+
+
+def test_a_look_for_the_job_leaves_an_attempt_alone_that_may_be_submitted_yet(story: Story) -> None:
+    plan, staged = story.cluster.stage(import_request("client"), CREDENTIALS)
+    aged(plan.attempt_directory, 600)
+    story.cluster.hook.prepare(RUN_KEY)
+    assert secrets_in(story.cluster.workspace) != []
+    job = story.cluster.hook.submit(plan, staged).job
+    assert job is not None and story.cluster.slurm.run(job.job_id) == 0
+
+
+@pytest.mark.parametrize(("minutes", "gone"), [(60, False), (130, True)])
+def test_the_login_of_a_submission_in_doubt_goes_when_no_job_was_seen_for_hours(
+    story: Story, minutes: float, gone: bool
+) -> None:
+    plan, staged = story.cluster.stage(import_request("client"), CREDENTIALS)
+    story.cluster.slurm.next_answer("sbatch", rc=1, err=TIMED_OUT)
+    assert story.cluster.hook.submit(plan, staged).job is None
+    aged(plan.attempt_directory, minutes)
+    story.cluster.slurm.next_answer("squeue", rc=1, err="Unable to contact slurm controller")
+    story.cluster.hook.prepare(RUN_KEY)
+    assert secrets_in(story.cluster.workspace) != []
+    story.cluster.hook.prepare(RUN_KEY)
+    assert (secrets_in(story.cluster.workspace) == []) is gone
+    late = story.cluster.hook.submit(plan, staged).job
+    assert late is not None and story.cluster.slurm.run(late.job_id) == (72 if gone else 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "before", "after"),
+    [
+        ("cut", b"", b""),
+        ("changed", b"ASI_STAGED_SHA256='", b"ASI_STAGED_SHA256='0"),
+        ("given up", b"    if [[ -e claim ]]; then", b"    mkdir claim\n    if [[ -e claim ]]; then"),
+    ],
+)
+def test_what_was_not_staged_to_its_end_leaves_no_login(
+    story: Story, monkeypatch: pytest.MonkeyPatch, how: str, before: bytes, after: bytes
+) -> None:
+    story.cluster.cut = 20_000 if how == "cut" else 0
+    whole = ssh_exchange.exchange
+
+    def exchange(login: Any, command: str, stdin: bytes, *rest: Any) -> bytes:
+        return whole(login, command, stdin.replace(before, after) if before else stdin, *rest)
+
+    monkeypatch.setattr(ssh_exchange, "exchange", exchange)
+    with pytest.raises((ClusterUnavailableError, ConflictError, IntegrityError)):
+        story.cluster.stage(import_request("client"), CREDENTIALS)
+    assert secrets_in(story.cluster.workspace) == []
 
 
 # --- unchanged is free

@@ -50,7 +50,7 @@ class ScriptedCluster:
             raise answer
         return answer
 
-    def prepare(self, run_key: str, source_digest: str = "", name: str = "") -> RunState:
+    def prepare(self, run_key: str, source_digest: str = "", name: str = "", *, begins: bool = False) -> RunState:
         self.done.append("prepare")
         queue = self._next(self.queues)
         return RunState(workspace="/ws", login="ann", host="login1", attempts=tuple(self.attempts), queue=queue)

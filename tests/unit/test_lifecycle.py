@@ -182,6 +182,18 @@ def test_the_login_of_a_job_that_was_refused_is_removed(
     assert cluster.done == ["prepare", "stage", "submit", "collect True"]
 
 
+def test_the_login_is_removed_where_the_answer_of_staging_is_lost(
+    cluster: ScriptedCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> str:
+        raise DOWN
+
+    monkeypatch.setattr(cluster, "stage", lost)
+    with pytest.raises(ClusterUnavailableError):
+        lifecycle(cluster, clock).begin(work(credentials=lambda: b"machine x"))
+    assert cluster.done == ["prepare", "collect True"]
+
+
 def test_a_refusal_is_told_also_when_the_login_cannot_be_removed(cluster: ScriptedCluster, clock: Clock) -> None:
     cluster.submits, cluster.collected = [InvalidRequestError("no such partition")], [DOWN]
     with pytest.raises(InvalidRequestError, match="no such partition"):
