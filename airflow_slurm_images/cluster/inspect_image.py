@@ -16,7 +16,8 @@ The rules behind the facts (other tools of this family read the value under ``in
   128 characters.
 * ``installer_*``: pip of this environment; without pip the distribution ``uv``, then a ``uv`` on PATH.
 * ``runtime_version`` comes from the metadata of the distribution ``vllm``; ``executable_path`` is that very
-  distribution's own console script, whatever PATH finds. If PATH finds another, a warning names both.
+  distribution's own console script, whatever PATH finds. If PATH finds another, a warning names both. A script is
+  a distribution's own by its content: it starts the distribution's code, or has the digest that RECORD says.
 * Paths are absolute, free of links, ``..`` and control characters, and never below the mounted directory.
 
 Exit status: 0 facts written; 91 facts cannot be made; 92 a fault of ours or of the call; two that make
@@ -58,7 +59,8 @@ KIB, MIB = 1024, 1024 * 1024
 MAX_FACTS_BYTES = MIB
 MAX_METADATA_BYTES = 256 * KIB  # the headers; a description can have any size
 MAX_FILE_LIST_BYTES = 32 * MIB
-MAX_SAMPLE_BYTES = MIB  # of a RECORD, to find a few files that can be compared
+MAX_SAMPLE_BYTES = 4 * MIB  # of a RECORD, to find a few files that can be compared
+MAX_COMPARED = 32  # files of duplicates, each below a MiB
 MAX_ARCHIVE_BYTES = 256 * MIB
 MAX_DIRECTORY_ENTRIES = 1_000_000
 MAX_DISTRIBUTIONS = 20_000
@@ -69,6 +71,9 @@ ZIP_METADATA = re.compile(r"(?:[^/]+\.dist-info/METADATA|[^/]+\.egg-info/PKG-INF
 SHORT_LINE = re.compile(r"^[^\n]{1,8192}$", re.MULTILINE)
 OLD_SCRIPT = re.compile(r"^(?:# EASY-INSTALL-[A-Z-]+:|__requires__\s*=)\s*['\"]([\w.-]+)", re.MULTILINE)
 SCRIPT_DIRECTORIES = ("bin", "Scripts", "sbin")
+FOREIGN, UNPROVED, OF_ANOTHER_PYTHON, OWN = range(4)
+SHELLS = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh")
+TRAMPOLINE = re.compile(r"""'''exec' +("\$\(dirname .*\)"/)?(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))\s""")
 
 
 class Refused(Exception):
@@ -93,6 +98,19 @@ class Distribution:
     def as_json(self) -> dict[str, str]:
         """Return the pair that stands in a record."""
         return {"name": self.name, "version": self.version}
+
+
+class Ahead:
+    """What the directories before one in ``sys.path`` hold: modules by name in lower case, and broken metadata."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, str] = {}
+        self.broken: dict[str, str] = {}
+
+    def add(self, other: Ahead) -> None:
+        """Take over what the next directory holds; the first of a name stays."""
+        self.modules = {**other.modules, **self.modules}
+        self.broken = {**other.broken, **self.broken}
 
 
 class Notes:
@@ -213,6 +231,10 @@ def import_directories(mount: str, notes: Notes) -> Iterator[str]:
     """Yield every existing entry of the image's ``sys.path`` once, without what we mounted."""
     ours = [os.path.realpath(mount), os.path.dirname(os.path.realpath(__file__))]
     seen = set()
+    variable = os.environ.get("PYTHONPATH")
+    if variable and not all(entry.startswith("/") for entry in variable.split(os.pathsep)):
+        # The image's own working directory is not known in here.
+        notes.warn(f"PYTHONPATH has relative or empty entries, which were looked for in {os.getcwd()}: {variable}")
     for entry in IMPORT_PATH:
         path = os.path.abspath(entry)  # an empty entry is the working directory
         real = os.path.realpath(path)
@@ -227,9 +249,17 @@ def import_directories(mount: str, notes: Notes) -> Iterator[str]:
                 notes.warn(f"cannot look into {path} of sys.path: {why(error)}")
 
 
-def metadata_entries(directory: str, notes: Notes) -> list[str]:
-    """Return the sorted names of the metadata directories and files of one directory."""
+def is_standard_library(directory: str) -> bool:
+    """Tell whether a directory holds Python itself, whose modules are no package of anybody else."""
+    return directory.endswith("/lib-dynload") or os.path.realpath(directory) == os.path.realpath(
+        os.path.dirname(os.__file__)
+    )
+
+
+def metadata_entries(directory: str, notes: Notes, here: Ahead) -> list[str]:
+    """Return the sorted names of the metadata directories and files of one directory; keeps its modules' names."""
     found = []
+    watched = not is_standard_library(directory)
     wanted: tuple[str, ...] = (".dist-info", ".egg-info", ".egg-link")
     if directory.lower().endswith(".egg"):
         wanted += ("egg-info",)
@@ -238,6 +268,10 @@ def metadata_entries(directory: str, notes: Notes) -> list[str]:
             for number, entry in enumerate(entries):
                 if entry.name.lower().endswith(wanted):
                     found.append(entry.name)
+                elif watched and len(here.modules) < MAX_DISTRIBUTIONS:
+                    module, _, suffix = entry.name.partition(".")
+                    if suffix in ("", "py") or suffix.endswith("so"):
+                        here.modules[module.lower()] = entry.path
                 if number >= MAX_DIRECTORY_ENTRIES or len(found) > MAX_DISTRIBUTIONS:
                     raise Refused("too_large", f"{directory} holds too many entries to be listed")
     except OSError as error:
@@ -269,13 +303,14 @@ def read_entry(directory: str, entry: str) -> Distribution | None:
         raise Unreadable(f"{wanted}: {why(error)}") from None
 
 
-def scan_directory(directory: str, notes: Notes) -> Iterator[Distribution]:
+def scan_directory(directory: str, notes: Notes, here: Ahead) -> Iterator[Distribution]:
     """Yield the readable distributions of one directory, duplicates too."""
-    for entry in metadata_entries(directory, notes):
+    for entry in metadata_entries(directory, notes, here):
         try:
             found = read_entry(directory, entry)
         except Unreadable as error:
             notes.unreadable(directory, entry, str(error))
+            here.broken[canonical(os.path.splitext(entry)[0].partition("-")[0])] = os.path.join(directory, entry)
             continue
         if found is not None:
             yield found
@@ -286,18 +321,22 @@ def scan_archive(path: str, notes: Notes) -> Iterator[Distribution]:
     try:
         import zipfile
 
-        if os.stat(path).st_size > MAX_ARCHIVE_BYTES or not zipfile.is_zipfile(path):
+        if not zipfile.is_zipfile(path):
             return
+        if os.stat(path).st_size > MAX_ARCHIVE_BYTES:
+            raise Unreadable(f"the archive has more than {MAX_ARCHIVE_BYTES // MIB} MiB")
         with zipfile.ZipFile(path) as archive:
             for name in filter(ZIP_METADATA.fullmatch, archive.namelist()):
                 info = os.path.dirname(name)
-                with archive.open(name) as source:
-                    raw = source.read(MAX_METADATA_BYTES)
                 try:
-                    yield parse_metadata(raw, os.path.join(path, info), path)
-                except Unreadable as error:
-                    notes.unreadable(path, info, str(error))
-    except Exception as error:  # zipfile raises a dozen kinds on hostile input
+                    with archive.open(name) as source:
+                        raw = source.read(MAX_METADATA_BYTES)
+                    found = parse_metadata(raw, os.path.join(path, info), path)
+                except Exception as error:  # zipfile raises a dozen kinds on hostile input
+                    notes.unreadable(path, info, clip(str(error), 200))
+                else:
+                    yield found
+    except Exception as error:
         notes.unreadable(os.path.dirname(path), os.path.basename(path), clip(str(error), 200))
 
 
@@ -310,59 +349,101 @@ def version_key(version: str) -> list[tuple[int, int, str]]:
     return key
 
 
-def agreement(distribution: Distribution) -> tuple[float, list[tuple[int, int, str]]]:
-    """Return a sort key: how far the files in place are those of the RECORD, then the version."""
-    import base64
-    import hashlib
+def by_code_in_place(several: list[Distribution]) -> list[Distribution]:
+    """Sort distributions of one name in one directory: first the one whose RECORD the files in place follow.
 
-    checked = agreed = 0
-    for path, digest in recorded_files(distribution.info, "RECORD", MAX_SAMPLE_BYTES):
-        if path.endswith(".py") and digest.startswith("sha256=") and checked < 16:
-            content = read_text(os.path.join(distribution.base, path), 4 * MIB).encode("utf-8", "surrogateescape")
-            actual = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode("ascii")
-            checked += 1
-            agreed += digest == "sha256=" + actual
-    return (agreed / checked if checked else 0.0), version_key(distribution.version)
+    Only files that tell them apart are looked at; where that decides nothing, the higher version comes first.
+    """
+    records = []
+    for distribution in several:
+        lines = recorded_files(distribution.info, "RECORD", MAX_SAMPLE_BYTES)
+        small = {
+            path: digest
+            for path, digest, size in lines
+            if digest.startswith("sha256=") and len(size) < 7 and not path.partition("/")[0].endswith(".dist-info")
+        }
+        records.append(small)
+    full = [record for record in records if record]
+    every = {path: None for record in full for path in record}  # in their order
+    apart = [path for path in every if len(full) == 1 or len({record.get(path) for record in full}) > 1]
+    # What a second one did not overwrite is still there, so files that all of them have say more.
+    shared = [path for path in apart if all(path in record for record in full)]
+    in_place = {}
+    for path in (shared or apart)[:MAX_COMPARED]:
+        try:
+            in_place[path] = digest_of(read_regular(os.path.join(several[0].base, path), MIB))
+        except (OSError, ValueError):
+            in_place[path] = ""
+    agreed = [sum(record.get(path) == digest for path, digest in in_place.items()) for record in records]
+    ranked = sorted(
+        range(len(several)), key=lambda number: (agreed[number], version_key(several[number].version)), reverse=True
+    )
+    return [several[number] for number in ranked]
 
 
 def installed_distributions(mount: str, notes: Notes) -> dict[str, Distribution]:
     """Return the distributions an import would load, by name; the ones behind them go into the notes."""
     chosen: dict[str, Distribution] = {}
+    ahead = Ahead()
     total = 0
     for path in import_directories(mount, notes):
         here: dict[str, list[Distribution]] = {}
-        for found in scan_directory(path, notes) if os.path.isdir(path) else scan_archive(path, notes):
+        seen = Ahead()
+        for found in scan_directory(path, notes, seen) if os.path.isdir(path) else scan_archive(path, notes):
             here.setdefault(found.name, []).append(found)
             total += 1
         if total > MAX_DISTRIBUTIONS:
             raise Refused("too_large", f"more than {MAX_DISTRIBUTIONS} distributions are installed")
-        for name, several in here.items():
-            if len(several) > 1:  # in one directory the code in place decides whose metadata is meant
-                several.sort(key=agreement, reverse=True)
+        for name, found_here in here.items():
+            # In one directory the code in place decides whose metadata is meant.
+            several = by_code_in_place(found_here) if len(found_here) > 1 else found_here
+            if name not in chosen:
+                note_shadows(several[0], ahead, notes)
             winner = chosen.setdefault(name, several[0])
             for other in several:
                 if other is not winner:
                     notes.add("shadowed_distributions", {**other.as_json(), "path": other.info})
+        ahead.add(seen)
     for name in sorted(chosen):
         note_editable(chosen[name], notes)
     return chosen
 
 
-def note_editable(distribution: Distribution, notes: Notes) -> None:
-    """Report a distribution whose code is a source tree elsewhere (PEP 610)."""
+def editable_source(distribution: Distribution) -> str:
+    """Return the URL of the source tree whose code a distribution is (PEP 610), empty where its code is installed."""
     try:
         direct = json.loads(read_text(os.path.join(distribution.info, "direct_url.json"), 64 * KIB))
-        if direct["dir_info"]["editable"] is True:
-            notes.add("editable_distributions", {"name": distribution.name, "source": str(direct["url"])})
+        return str(direct["url"]) if direct["dir_info"]["editable"] is True else ""
     except (ValueError, LookupError, TypeError, RecursionError):
-        pass  # not there, or not one
+        return ""  # not there, or not one
+
+
+def note_editable(distribution: Distribution, notes: Notes) -> None:
+    """Report a distribution whose code is a source tree elsewhere."""
+    source = editable_source(distribution)
+    if source:
+        notes.add("editable_distributions", {"name": distribution.name, "source": source})
+
+
+def note_shadows(distribution: Distribution, ahead: Ahead, notes: Notes) -> None:
+    """Warn where an import finds other code than the metadata reported here describes, by the distribution's name."""
+    what = f"{distribution.name} {distribution.version} of {distribution.base}"
+    broken = ahead.broken.get(distribution.name)
+    if broken:
+        notes.warn(f"{broken} comes before {what} in sys.path, but cannot be read")
+    code = ahead.modules.get(distribution.name.replace("-", "_"))
+    # A directory without __init__.py is a part of a namespace: a package behind it comes first.
+    if code and (code.endswith((".py", ".so")) or os.path.isfile(os.path.join(code, "__init__.py"))):
+        source = editable_source(distribution)
+        if not (source.startswith("file:///") and is_below(code, source[len("file://") :])):
+            notes.warn(f"an import finds {code}, which has no metadata, before {what}")
 
 
 # --- console scripts
 
 
-def recorded_files(info: str, listing: str, limit: int = MAX_FILE_LIST_BYTES) -> Iterator[tuple[str, str]]:
-    """Yield (path, digest) of each line of a RECORD (CSV), or (path, "") of an installed-files.txt."""
+def recorded_files(info: str, listing: str, limit: int = MAX_FILE_LIST_BYTES) -> Iterator[tuple[str, str, str]]:
+    """Yield (path, digest, size) of each line of a RECORD (CSV), or (path, "", "") of an installed-files.txt."""
     for match in SHORT_LINE.finditer(read_text(os.path.join(info, listing), limit)):
         line = match.group().rstrip("\r")
         quoted = re.match(r'"((?:[^"]|"")*)"(?:,|$)', line)
@@ -370,22 +451,24 @@ def recorded_files(info: str, listing: str, limit: int = MAX_FILE_LIST_BYTES) ->
             path, rest = quoted.group(1).replace('""', '"'), line[quoted.end() :]
         else:
             path, _, rest = line.partition(",")
-        yield path, rest.partition(",")[0]
+        digest, _, size = rest.partition(",")
+        yield path, digest, size
 
 
-def listed_scripts(distribution: Distribution, name: str) -> list[str]:
-    """Return where the distribution's list of files places programs of a name; package data is left out."""
+def listed_scripts(distribution: Distribution, name: str) -> list[tuple[str, str, str]]:
+    """Return (path, digest, size) of programs of a name in the distribution's list of files, without package data."""
     found = []
     for listing, origin in (("RECORD", distribution.base), ("installed-files.txt", distribution.info)):
-        for path, _digest in recorded_files(distribution.info, listing):
+        for path, digest, size in recorded_files(distribution.info, listing):
             directory, base = os.path.split(path)
             parent = os.path.basename(directory)
             if base == name and (path.startswith(("../", "/")) or directory in SCRIPT_DIRECTORIES):
                 joined = os.path.join(origin, path)
-                # Where the directory is a link, ".." was meant as text; "pip --target" moves scripts
-                # after it wrote RECORD.
-                found += [joined, os.path.normpath(joined), os.path.join(distribution.base, parent, name)]
-    return sorted(found, key=lambda path: os.path.basename(os.path.dirname(path)) not in SCRIPT_DIRECTORIES)
+                # "pip --target" moves scripts after it wrote RECORD, whose ".." then lead to somebody else's; where
+                # the directory is a link, ".." was meant as text.
+                places = (os.path.join(distribution.base, parent, name), joined, os.path.normpath(joined))
+                found += [(place, digest, size) for place in places]
+    return sorted(found, key=lambda one: os.path.basename(os.path.dirname(one[0])) not in SCRIPT_DIRECTORIES)
 
 
 def script_directories(distribution: Distribution) -> Iterator[str]:
@@ -411,8 +494,27 @@ def entry_point_module(distribution: Distribution, name: str) -> str:
     return ""
 
 
+def digest_of(content: bytes) -> str:
+    """Return the digest of a file as RECORD writes it."""
+    import base64
+    import hashlib
+
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode("ascii")
+
+
+def is_recorded(path: str, digest: str, size: str) -> bool:
+    """Tell whether a program is the one that was installed. Of a large one, such as uv, the size has to do."""
+    try:
+        length = os.stat(path).st_size
+        if not digest.startswith("sha256=") or (size and size != str(length)):
+            return False
+        return bool(size) if length > MIB else digest == digest_of(read_regular(path, MIB))
+    except OSError:
+        return False
+
+
 def starts(path: str, distribution: Distribution, module: str) -> bool:
-    """Tell whether a script that was found by its place starts this distribution's code."""
+    """Tell whether a script starts this distribution's code."""
     text = read_text(path, 64 * KIB)
     if module and re.search(rf"(?m)^[ \t]*(?:from|import)[ \t]+{re.escape(module)}(?:\s|$)", text):
         return True
@@ -431,18 +533,35 @@ def as_program(path: str, mount: str) -> str | None:
     return None if any(is_below(real, place) for place in foreign) else real
 
 
-def own_script(distribution: Distribution, name: str, mount: str) -> str | None:
-    """Return the distribution's own console script: by its list of files, else by place and content."""
-    for path in listed_scripts(distribution, name):
-        program = as_program(path, mount)
-        if program:
-            return program
+def proof(path: str, distribution: Distribution, module: str, digest: str, size: str) -> int:
+    """Return how sure it is that a program is the distribution's own: FOREIGN, UNPROVED, OF_ANOTHER_PYTHON or OWN."""
+    if starts(path, distribution, module):
+        return OWN if runs_this_python(path) or is_recorded(path, digest, size) else OF_ANOTHER_PYTHON
+    if is_recorded(path, digest, size):
+        return OWN
+    return FOREIGN if digest or module else UNPROVED
+
+
+def own_script(distribution: Distribution, name: str, mount: str, notes: Notes) -> str | None:
+    """Return the distribution's own console script.
+
+    A place is no proof, not even one in the distribution's list of files: the script must start the distribution's
+    code (installers and conda change first lines after RECORD was written), or be the recorded file.
+    """
     module = entry_point_module(distribution, name)
-    for directory in script_directories(distribution):
-        program = as_program(os.path.join(directory, name), mount)
-        if program and starts(program, distribution, module):
-            return program
-    return None
+    own, best = None, FOREIGN
+    listed = listed_scripts(distribution, name)
+    unlisted = [(os.path.join(directory, name), "not recorded", "") for directory in script_directories(distribution)]
+    for path, digest, size in listed + unlisted:
+        program = as_program(path, mount)
+        found = proof(program, distribution, module, digest, size) if program else FOREIGN
+        if found > best:
+            own, best = program, found
+        if best == OWN:
+            break
+    if best == UNPROVED:
+        notes.warn(f"{own} is listed as a file of {distribution.name}; nothing in it proves that")
+    return own
 
 
 def on_path(name: str, mount: str) -> str | None:
@@ -451,15 +570,73 @@ def on_path(name: str, mount: str) -> str | None:
     return next(filter(None, found), None)
 
 
+def script_interpreter(path: str) -> tuple[str, str, str]:
+    """Return what runs a script, free of neither links nor doubt, the line that says so, and a word on what is wrong.
+
+    All are empty for a program that is no script; the first also for a shell script that starts something unknown.
+    """
+    lines = read_text(path, 4 * KIB).split("\n", 2)
+    words = lines[0][2:].split() if lines[0].startswith("#!") else []
+    if not words:
+        return "", "", ""
+    if as_program(words[0], "/nonexistent") is None:
+        return "", lines[0], "which cannot be run in this image"
+    base = os.path.basename(words[0])
+    if base == "env":
+        name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+        for directory in search_path():
+            if as_program(os.path.join(directory, name), "/nonexistent"):
+                return os.path.join(directory, name), lines[0], ""
+        return "", lines[0], f"but PATH finds no {name}"
+    if base not in SHELLS:
+        return words[0], lines[0], ""
+    # Where a path is too long for the first line, or has a blank, or is relative, sh starts the Python.
+    started = TRAMPOLINE.match(lines[1]) if len(lines) > 1 else None
+    if started is None:
+        return "", lines[0], ""
+    program = next(filter(None, started.groups()[1:]))
+    if started.group(1):
+        program = os.path.join(os.path.dirname(os.path.realpath(path)), program)
+    runnable = as_program(program, "/nonexistent") is not None
+    return program if runnable else "", lines[1], "" if runnable else "which cannot be run in this image"
+
+
+def environment_of(program: str) -> str:
+    """Return the virtual environment that a Python belongs to, else the program, free of links."""
+    directory = os.path.dirname(program)
+    for place in (directory, os.path.dirname(directory)):
+        if os.path.isfile(os.path.join(place, "pyvenv.cfg")):
+            return os.path.realpath(place)
+    return os.path.realpath(program)
+
+
+def is_this_python(program: str) -> bool:
+    """Tell whether a program is the Python that runs us, or may start it, as the shims of pyenv do."""
+    if not sys.executable or read_text(program, 2) == "#!":
+        return True
+    one, other = environment_of(program), environment_of(sys.executable)
+    try:
+        return one == other or os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
+def runs_this_python(path: str) -> bool:
+    """Tell whether a script is run by the Python that runs us, as far as that can be told."""
+    program, _line, fault = script_interpreter(path)
+    return not fault and (not program or is_this_python(program))
+
+
 def checked_program(path: str, name: str, notes: Notes) -> str:
-    """Return the path of a program for a strict record; raises Refused. Warns of a dead first line."""
+    """Return the path of a program for a strict record; raises Refused. Warns of one that another Python runs."""
     text = path.encode("utf-8", "replace").decode("utf-8")
     if text != path or not path.isprintable() or path.startswith("//") or os.path.normpath(path) != path:
         raise Refused("unusable_path", f"the path of {name} cannot stand in a record: {path!r}")
-    first = read_text(path, KIB).partition("\n")[0]
-    words = first[2:].split() if first.startswith("#!") else []
-    if words and as_program(words[0], "/nonexistent") is None:
-        notes.warn(f"{path} starts with {first}, which cannot be run in this image")
+    program, line, fault = script_interpreter(path)
+    if fault:
+        notes.warn(f"{path} starts with {line}, {fault}")
+    elif program and not is_this_python(program):
+        notes.warn(f"{path} is run by {program}, which is not the Python inspected, {sys.executable}")
     return path
 
 
@@ -529,7 +706,7 @@ def find_installer(distributions: dict[str, Distribution], mount: str, notes: No
     major, minor = sys.version_info[:2]
     for name, scripts in (("pip", ("pip", "pip3", f"pip{major}.{minor}")), ("uv", ("uv",))):
         for script in scripts if name in distributions else ():
-            program = own_script(distributions[name], script, mount)
+            program = own_script(distributions[name], script, mount, notes)
             if program:
                 return name, checked_program(program, name, notes), distributions[name].version
     program = on_path("uv", mount)
@@ -564,12 +741,13 @@ def inspect_serving(mount: str, image: dict[str, Any], notes: Notes, without: li
         raise Refused("runtime_missing", f"the distribution vllm is not installed for {tried}", EXIT_NO_RUNTIME)
     for other in without:
         notes.warn(f"{other} comes before {sys.executable} but has no vllm")
-    program = own_script(runtime, "vllm", mount)
-    if program is None:
-        what = f"vllm {runtime.version} in {runtime.base}"
-        raise Refused("script_missing", f"the distribution {what} has no executable console script vllm")
-    checked_program(program, "vllm", notes)
+    program = own_script(runtime, "vllm", mount, notes)
     found = on_path("vllm", mount)
+    if program is None:
+        what = f"vllm {runtime.version} in {runtime.base} has no executable console script vllm"
+        other = f"; {found}, which PATH finds, is neither the installed file nor starts its code" if found else ""
+        raise Refused("script_missing", f"the distribution {what}{other}")
+    checked_program(program, "vllm", notes)
     if found != program:
         notes.warn(f"PATH finds {found or 'no vllm'}; the distribution's own script is {program}")
     image["path_executable"] = found
@@ -582,10 +760,12 @@ def inspect_serving(mount: str, image: dict[str, Any], notes: Notes, without: li
     }
 
 
-def make_facts(kind: str, mount: str, without: list[str]) -> dict[str, Any]:
+def make_facts(kind: str, mount: str, without: list[str], unusable: str) -> dict[str, Any]:
     """Return the whole document for one kind of image; raises Refused."""
     notes = Notes()
     image = python_facts()
+    if unusable:
+        notes.warn(f"before {sys.executable} come, and cannot be used: {unusable}")
     if kind == "client":
         inspection = inspect_client(mount, image, notes)
     else:
@@ -623,10 +803,10 @@ def fail(code: str, text: str, status: int) -> int:
     return status
 
 
-def parse_arguments(arguments: list[str]) -> tuple[str, str, str, list[str]]:
-    """Return kind, output, mount and the Pythons tried before; raises GetoptError."""
+def parse_arguments(arguments: list[str]) -> tuple[str, str, str, list[str], str]:
+    """Return kind, output, mount, the Pythons tried before, what was wrong with others; raises GetoptError."""
     # argparse would take a tenth of our time: every module is read through the image's file system.
-    options, rest = getopt.getopt(arguments, "", ["kind=", "output=", "mount=", "without="])
+    options, rest = getopt.getopt(arguments, "", ["kind=", "output=", "mount=", "without=", "unusable="])
     given = dict(options)
     if rest:
         raise getopt.GetoptError(f"unknown argument {rest[0]}")
@@ -635,17 +815,18 @@ def parse_arguments(arguments: list[str]) -> tuple[str, str, str, list[str]]:
     if not os.path.isabs(given.get("--output", "")):
         raise getopt.GetoptError("--output must be an absolute path")
     mount = given.get("--mount", os.path.dirname(os.path.abspath(__file__)))
-    return given["--kind"], given["--output"], mount, [value for name, value in options if name == "--without"]
+    without = [value for name, value in options if name == "--without"]
+    return given["--kind"], given["--output"], mount, without, given.get("--unusable", "")
 
 
 def main(arguments: list[str]) -> int:
     """Run the inspector; returns the exit status."""
     try:
-        kind, output, mount, without = parse_arguments(arguments)
+        kind, output, mount, without, unusable = parse_arguments(arguments)
     except getopt.GetoptError as error:
         return fail("usage", str(error), EXIT_FAULT)
     try:
-        content = encode(make_facts(kind, mount, without))
+        content = encode(make_facts(kind, mount, without, unusable))
     except Refused as error:
         return fail(error.code, str(error), error.status)
     except BaseException as error:

@@ -69,11 +69,10 @@ def test_any_record_and_entry_points_end_in_a_path_or_nothing(raw: bytes) -> Non
         for name in ("RECORD", "installed-files.txt", "entry_points.txt", "direct_url.json"):
             (info / name).write_bytes(raw)
         distribution = inspector.Distribution("vllm", "1.0", str(info), str(base))
-        for path, digest in inspector.recorded_files(str(info), "RECORD"):
-            assert isinstance(path, str)
-            assert isinstance(digest, str)
-        inspector.own_script(distribution, "vllm", "/nonexistent")
-        inspector.agreement(distribution)
+        for fields in inspector.recorded_files(str(info), "RECORD"):
+            assert [type(field) for field in fields] == [str, str, str]
+        inspector.own_script(distribution, "vllm", "/nonexistent", inspector.Notes())
+        assert inspector.by_code_in_place([distribution, distribution]) == [distribution, distribution]
         inspector.note_editable(distribution, inspector.Notes())
 
 
@@ -84,7 +83,7 @@ def test_record_lines_are_read_as_csv_wrote_them(rows: list[tuple[str, str]]) ->
     with a_directory() as info:
         with (info / "RECORD").open("w", newline="") as target:
             csv.writer(target, lineterminator="\n").writerows([*((path, digest, "1") for path, digest in rows)])
-        assert list(inspector.recorded_files(str(info), "RECORD")) == rows
+        assert list(inspector.recorded_files(str(info), "RECORD")) == [(path, digest, "1") for path, digest in rows]
 
 
 @twice(60, st.lists(st.text("0123456789.abrcdevpost+-", max_size=12)))

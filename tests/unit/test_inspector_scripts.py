@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trees.interpreters import Interpreter
-from tests.unit.trees.prefix import Prefix, client_prefix, make_executable, metadata, script_text
+from tests.unit.trees.prefix import Prefix, client_prefix, make_executable, metadata, record_line, script_text
 
 VLLM_MODULE = "vllm.cli"
 
@@ -78,8 +78,10 @@ def test_a_script_of_another_distribution_is_not_taken_for_ours(prefix: Prefix) 
 def test_scripts_in_unusual_places_are_found_by_record(prefix: Prefix, place: str, absolute: bool) -> None:
     info = prefix.add("vllm")
     script = make_executable(prefix.root / place / "vllm", script_text(VLLM_MODULE, str(prefix.python)))
-    listed = str(script) if absolute else os.path.relpath(script, prefix.site)
-    (info / "RECORD").write_text(f"vllm/__init__.py,,\n{listed},sha256=x,10\n")
+    listed = record_line(prefix.site, script)
+    if absolute:
+        listed = listed.replace(os.path.relpath(script, prefix.site), str(script))
+    (info / "RECORD").write_text(f"vllm/__init__.py,,\n{listed}\n")
     assert prefix.inspect("serving").inspection["executable_path"] == resolved(script)
 
 
@@ -101,7 +103,8 @@ def test_package_data_of_that_name_is_no_console_script(prefix: Prefix) -> None:
 def test_quoted_paths_in_record_are_read(prefix: Prefix) -> None:
     info = prefix.add("vllm")
     script = make_executable(prefix.root / 'a, "b"' / "vllm", script_text(VLLM_MODULE, str(prefix.python)))
-    (info / "RECORD").write_text('"../../../a, ""b""/vllm",sha256=x,10\n')
+    digest = record_line(prefix.site, script).rpartition("vllm,")[2]
+    (info / "RECORD").write_text(f'"../../../a, ""b""/vllm",{digest}\n')
     assert prefix.inspect("serving").inspection["executable_path"] == resolved(script)
 
 
