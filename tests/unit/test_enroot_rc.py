@@ -6,45 +6,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.trees.interpreters import running
 from tests.unit.trees.prefix import INSPECTOR, Prefix, make_executable
-from tests.unit.trees.shells import NOBODY, FakeImage, shells
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="asi-rc-") as name:  # not tmp_path: another user must reach it
-        Path(name).chmod(0o777)
-        yield Path(name)
-
-
-@pytest.fixture(params=shells(), ids=lambda command: Path(command[-1]).name)
-def image(request: pytest.FixtureRequest, directory: Path) -> FakeImage:
-    """For what the shells could do differently."""
-    return FakeImage(directory, request.param)
-
-
-@pytest.fixture
-def sh_image(directory: Path) -> FakeImage:
-    """For what is the same in every shell."""
-    return FakeImage(directory, ("/bin/sh",))
-
-
-def elf(machine: int) -> bytes:
-    """Return the head of a program for another machine."""
-    return (
-        b"\x7fELF\x02\x01\x01"
-        + bytes(9)
-        + struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0x400000, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    )
+from tests.unit.trees.shells import NOBODY, FakeImage, elf
 
 
 def test_the_python_on_path_is_used_with_the_arguments_of_the_contract(image: FakeImage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,15 @@ def shells() -> tuple[tuple[str, ...], ...]:
         if path is not None:
             found.append((path, *applet))
     return tuple(found)
+
+
+def elf(machine: int) -> bytes:
+    """Return the head of a program for another machine."""
+    return (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0x400000, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    )
 
 
 @dataclass
