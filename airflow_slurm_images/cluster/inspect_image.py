@@ -468,7 +468,8 @@ def listed_scripts(distribution: Distribution, name: str) -> list[tuple[str, str
                 # the directory is a link, ".." was meant as text.
                 places = (os.path.join(distribution.base, parent, name), joined, os.path.normpath(joined))
                 found += [(place, digest, size) for place in places]
-    return sorted(found, key=lambda one: os.path.basename(os.path.dirname(one[0])) not in SCRIPT_DIRECTORIES)
+    found.sort(key=lambda one: os.path.basename(os.path.dirname(one[0])) not in SCRIPT_DIRECTORIES)
+    return found[:MAX_LISTED]  # each will be read
 
 
 def script_directories(distribution: Distribution) -> Iterator[str]:
@@ -571,9 +572,9 @@ def on_path(name: str, mount: str) -> str | None:
 
 
 def script_interpreter(path: str) -> tuple[str, str, str]:
-    """Return what runs a script, free of neither links nor doubt, the line that says so, and a word on what is wrong.
+    """Return the program that runs a script, with its links; the line that says so; and what is wrong with it.
 
-    All are empty for a program that is no script; the first also for a shell script that starts something unknown.
+    All are empty for a program that is no script, the first also for a shell script that starts something unknown.
     """
     lines = read_text(path, 4 * KIB).split("\n", 2)
     words = lines[0][2:].split() if lines[0].startswith("#!") else []

@@ -138,6 +138,8 @@ def test_the_facts_name_what_was_passed_over(image: FakeImage, tmp_path: Path) -
         "app/.pixi/envs/default",
         "opt/python/cp312-cp312",
         "home/app/.venv",
+        "root/.local",
+        "opt/nvidia/venv",
     ],
 )
 def test_usual_places(sh_image: FakeImage, place: str) -> None:

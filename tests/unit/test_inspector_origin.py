@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_slurm_images.cluster import inspect_image
 from tests.unit.trees.interpreters import running
 from tests.unit.trees.prefix import Prefix, client_prefix, make_executable, record_line, script_text
 
@@ -97,6 +98,13 @@ def test_a_program_that_nothing_proves_is_taken_with_a_warning(prefix: Prefix) -
     outcome = prefix.inspect("serving")
     assert outcome.inspection["executable_path"] == path
     assert outcome.image["warnings"] == [f"{path} is listed as a file of vllm; nothing in it proves that"]
+
+
+def test_a_list_of_files_cannot_make_many_programs_be_read(prefix: Prefix) -> None:
+    info = prefix.add("vllm")
+    (info / "RECORD").write_text("../../../bin/vllm,sha256=x,\n" * 2000)
+    distribution = inspect_image.Distribution("vllm", "1.0", str(info), str(prefix.site))
+    assert len(inspect_image.listed_scripts(distribution, "vllm")) == 500
 
 
 TRAMPOLINE = (
