@@ -10,8 +10,9 @@ import pytest
 
 from airflow_slurm_images.core.errors import JobFailedError
 
+from . import wheels
 from .box import Box
-from .image_recipes import VLLM_EXECUTABLE, VLLM_VERSION
+from .image_recipes import SYSTEM_PATH, VLLM_EXECUTABLE, VLLM_VERSION
 from .oci import Tree
 from .remains import bound, left_by, private_home
 from .sqsh import changed, place, squash, tree_of
@@ -105,6 +106,40 @@ def test_a_dangling_interpreter_is_named_with_its_target(box_plain: Box, serving
     with pytest.raises(JobFailedError, match=r"/root/\.local/share/uv/gone/python3\.12") as caught:
         task.run()
     assert caught.value.reason == "no_python"
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["an environment", "only a program"])
+def test_a_broken_python_in_front_of_the_system_s_is_never_passed_over_silently(
+    box_plain: Box, image_layouts: dict[str, Path], marked: bool
+) -> None:
+    gone = "/root/.local/share/uv/gone/python3.12"
+    files = {"etc/environment": f"PATH=/opt/venv/bin:{SYSTEM_PATH}\n"}
+    files |= {"opt/venv/pyvenv.cfg": "home = /usr/bin\n"} if marked else {}
+    tree = changed(tree_of(image_layouts["client"]), files, {"opt/venv/bin/python3": gone})
+    task = inspect_task(box_plain, squash(tree, place(box_plain, f"broken-in-front-{marked}")))
+    words = f"/opt/venv/bin/python3 -> {gone} which does not exist"
+    if marked:
+        with pytest.raises(JobFailedError, match=f"environment /opt/venv has no usable Python: {words}") as caught:
+            task.run()
+        assert caught.value.reason == "no_python"
+    else:
+        assert f"before /usr/bin/python3 come, and cannot be used: {words}" in task.run().image["warnings"]
+
+
+def test_the_script_of_another_team_is_not_taken_for_that_of_a_target_directory(box_plain: Box, serving: Tree) -> None:
+    site = "usr/local/lib/site"
+    tree = changed(serving, {"etc/environment": f"PATH={SYSTEM_PATH}\nPYTHONPATH=/{site}\n"})
+    for name in [name for name in tree._members if name.startswith("opt/venv/")]:
+        del tree._members[name]
+    modules = {"vllm/__init__.py": "", "vllm/cli.py": "def main():\n    pass\n"}
+    wheels.install(tree, site, "vllm", "0.9.0", modules, {"vllm": "vllm.cli:main"}, f"{site}/bin")
+    record = f"{site}/vllm-0.9.0.dist-info/RECORD"
+    tree.file(record, tree._members[record][1] + b"../../bin/vllm,sha256=x,3\n")
+    tree.file("usr/local/bin/vllm", "#!/bin/sh\necho 'of another team'\n", 0o755)
+    found = inspect_task(box_plain, squash(tree, place(box_plain, "target-directory")), "serving").run()
+    assert found.inspection.inspection.model_dump()["executable_path"] == f"/{site}/bin/vllm"
+    words = f"PATH finds /usr/local/bin/vllm; the distribution's own script is /{site}/bin/vllm"
+    assert words in found.image["warnings"]
 
 
 def test_packages_and_variables_of_the_user_s_home_do_not_leak_in(box_plain: Box, client: Path) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.cluster import inspect_image
-from tests.unit.trees.interpreters import running
+from tests.unit.trees.interpreters import Interpreter, running
 from tests.unit.trees.prefix import Prefix, client_prefix, make_executable, record_line, script_text
 
 FOREIGN = "#!/bin/sh\necho 'the vllm of another team'\n"
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Prefix:
-    return client_prefix(tmp_path, running())
+def prefix(tmp_path: Path, interpreter: Interpreter) -> Prefix:
+    return client_prefix(tmp_path, interpreter)
 
 
 def script(prefix: Prefix, text: str, name: str = "vllm") -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from airflow_slurm_images.cluster import inspect_image
-from tests.unit.trees.interpreters import running
+from tests.unit.trees.interpreters import Interpreter
 from tests.unit.trees.prefix import Prefix, client_prefix, metadata, record_line
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Prefix:
-    return client_prefix(tmp_path, running())
+def prefix(tmp_path: Path, interpreter: Interpreter) -> Prefix:
+    return client_prefix(tmp_path, interpreter)
 
 
 def installed_twice(prefix: Prefix, in_place: dict[str, str], old: dict[str, str]) -> None:
