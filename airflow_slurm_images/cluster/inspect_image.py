@@ -61,6 +61,7 @@ MAX_METADATA_BYTES = 256 * KIB  # the headers; a description can have any size
 MAX_FILE_LIST_BYTES = 32 * MIB
 MAX_SAMPLE_BYTES = 4 * MIB  # of a RECORD, to find a few files that can be compared
 MAX_COMPARED = 32  # files of duplicates, each below a MiB
+MAX_RIVALS = 16  # duplicates whose files are compared
 MAX_ARCHIVE_BYTES = 256 * MIB
 MAX_DIRECTORY_ENTRIES = 1_000_000
 MAX_DISTRIBUTIONS = 20_000
@@ -350,12 +351,13 @@ def version_key(version: str) -> list[tuple[int, int, str]]:
 
 
 def by_code_in_place(several: list[Distribution]) -> list[Distribution]:
-    """Sort distributions of one name in one directory: first the one whose RECORD the files in place follow.
+    """Return distributions of one name in one directory: first the one whose RECORD the files in place follow.
 
     Only files that tell them apart are looked at; where that decides nothing, the higher version comes first.
     """
+    several = sorted(several, key=lambda one: version_key(one.version), reverse=True)
     records = []
-    for distribution in several:
+    for distribution in several[:MAX_RIVALS]:
         lines = recorded_files(distribution.info, "RECORD", MAX_SAMPLE_BYTES)
         small = {
             path: digest
@@ -375,10 +377,8 @@ def by_code_in_place(several: list[Distribution]) -> list[Distribution]:
         except (OSError, ValueError):
             in_place[path] = ""
     agreed = [sum(record.get(path) == digest for path, digest in in_place.items()) for record in records]
-    ranked = sorted(
-        range(len(several)), key=lambda number: (agreed[number], version_key(several[number].version)), reverse=True
-    )
-    return [several[number] for number in ranked]
+    first = several.pop(agreed.index(max(agreed)))
+    return [first, *several]
 
 
 def installed_distributions(mount: str, notes: Notes) -> dict[str, Distribution]:
@@ -457,19 +457,20 @@ def recorded_files(info: str, listing: str, limit: int = MAX_FILE_LIST_BYTES) ->
 
 def listed_scripts(distribution: Distribution, name: str) -> list[tuple[str, str, str]]:
     """Return (path, digest, size) of programs of a name in the distribution's list of files, without package data."""
-    found = []
+    found: list[tuple[str, str, str]] = []
     for listing, origin in (("RECORD", distribution.base), ("installed-files.txt", distribution.info)):
         for path, digest, size in recorded_files(distribution.info, listing):
             directory, base = os.path.split(path)
             parent = os.path.basename(directory)
+            if len(found) >= MAX_LISTED:  # each will be read
+                break
             if base == name and (path.startswith(("../", "/")) or directory in SCRIPT_DIRECTORIES):
                 joined = os.path.join(origin, path)
                 # "pip --target" moves scripts after it wrote RECORD, whose ".." then lead to somebody else's; where
                 # the directory is a link, ".." was meant as text.
                 places = (os.path.join(distribution.base, parent, name), joined, os.path.normpath(joined))
                 found += [(place, digest, size) for place in places]
-    found.sort(key=lambda one: os.path.basename(os.path.dirname(one[0])) not in SCRIPT_DIRECTORIES)
-    return found[:MAX_LISTED]  # each will be read
+    return sorted(found, key=lambda one: os.path.basename(os.path.dirname(one[0])) not in SCRIPT_DIRECTORIES)
 
 
 def script_directories(distribution: Distribution) -> Iterator[str]:

