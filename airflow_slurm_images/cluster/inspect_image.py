@@ -73,6 +73,8 @@ SHORT_LINE = re.compile(r"^[^\n]{1,8192}$", re.MULTILINE)
 OLD_SCRIPT = re.compile(r"^(?:# EASY-INSTALL-[A-Z-]+:|__requires__\s*=)\s*['\"]([\w.-]+)", re.MULTILINE)
 SCRIPT_DIRECTORIES = ("bin", "Scripts", "sbin")
 FOREIGN, UNPROVED, OF_ANOTHER_PYTHON, OWN = range(4)
+UNLISTED = "unlisted"  # in place of a digest
+OTHER_CODE = re.compile(r"(?m)^from[ \t]+(?!__future__|importlib)[\w.]+[ \t]+import[ \t]")
 SHELLS = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh")
 TRAMPOLINE = re.compile(r"""'''exec' +("\$\(dirname .*\)"/)?(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))\s""")
 
@@ -516,9 +518,10 @@ def is_recorded(path: str, digest: str, size: str) -> bool:
 
 
 def starts(path: str, distribution: Distribution, module: str) -> bool:
-    """Tell whether a script starts this distribution's code."""
+    """Tell whether a script starts this distribution's code; one without entry point has a module of its name."""
     text = read_text(path, 64 * KIB)
-    if module and re.search(rf"(?m)^[ \t]*(?:from|import)[ \t]+{re.escape(module)}(?:\s|$)", text):
+    started = re.escape(module) if module else re.escape(distribution.name.replace("-", "_")) + r"(?:\.\w+)*"
+    if re.search(rf"(?m)^[ \t]*(?:from|import)[ \t]+{started}(?:\s|$)", text):
         return True
     return any(canonical(name) == distribution.name for name in OLD_SCRIPT.findall(text))
 
@@ -536,24 +539,31 @@ def as_program(path: str, mount: str) -> str | None:
 
 
 def proof(path: str, distribution: Distribution, module: str, digest: str, size: str) -> int:
-    """Return how sure it is that a program is the distribution's own: FOREIGN, UNPROVED, OF_ANOTHER_PYTHON or OWN."""
+    """Return how sure it is that a program is the distribution's own: FOREIGN, UNPROVED, OF_ANOTHER_PYTHON or OWN.
+
+    A listed script may have been edited, or replaced by a wrapper, and stays the distribution's; but not where it starts
+    the code of another, nor outside of a usual place for packages, as RECORD is wrong there ("pip --target").
+    """
     if starts(path, distribution, module):
         return OWN if runs_this_python(path) or is_recorded(path, digest, size) else OF_ANOTHER_PYTHON
     if is_recorded(path, digest, size):
         return OWN
-    return FOREIGN if digest or module else UNPROVED
+    text = read_text(path, 64 * KIB)
+    usual = os.path.basename(distribution.base) in ("site-packages", "dist-packages")
+    excused = not digest or (usual and text.startswith("#!"))
+    return UNPROVED if excused and digest != UNLISTED and not OTHER_CODE.search(text) else FOREIGN
 
 
 def own_script(distribution: Distribution, name: str, mount: str, notes: Notes) -> str | None:
     """Return the distribution's own console script.
 
-    A place is no proof, not even one in the distribution's list of files: the script must start the distribution's
-    code (installers and conda change first lines after RECORD was written), or be the recorded file.
+    A place is no proof, not even one in the distribution's list of files: best is a script that starts the
+    distribution's code (installers and conda change first lines after RECORD was written), or is the recorded file.
     """
     module = entry_point_module(distribution, name)
     own, best = None, FOREIGN
     listed = listed_scripts(distribution, name)
-    unlisted = [(os.path.join(directory, name), "not recorded", "") for directory in script_directories(distribution)]
+    unlisted = [(os.path.join(directory, name), UNLISTED, "") for directory in script_directories(distribution)]
     for path, digest, size in listed + unlisted:
         program = as_program(path, mount)
         found = proof(program, distribution, module, digest, size) if program else FOREIGN
@@ -562,7 +572,7 @@ def own_script(distribution: Distribution, name: str, mount: str, notes: Notes) 
         if best == OWN:
             break
     if best == UNPROVED:
-        notes.warn(f"{own} is listed as a file of {distribution.name}; nothing in it proves that")
+        notes.warn(f"{own} is listed as a file of {distribution.name}, but is not the recorded one nor starts its code")
     return own
 
 

@@ -12,6 +12,7 @@ from airflow_slurm_images.cluster import inspect_image
 from tests.unit.trees.interpreters import Interpreter, running
 from tests.unit.trees.prefix import Prefix, client_prefix, make_executable, record_line, script_text
 
+NOT_PROVED = "is listed as a file of vllm, but is not the recorded one nor starts its code"
 FOREIGN = "#!/bin/sh\necho 'the vllm of another team'\n"
 
 
@@ -65,14 +66,30 @@ def test_a_script_whose_first_line_was_changed_is_still_the_distribution_s(prefi
     assert prefix.inspect("serving").inspection["executable_path"] == path
 
 
-@pytest.mark.parametrize(("changed", "status"), [(False, 0), (True, 91)])
-def test_a_program_without_entry_point_must_be_the_recorded_one(prefix: Prefix, changed: bool, status: int) -> None:
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_listed_program_that_is_not_the_recorded_one_is_taken_with_a_warning(
+    prefix: Prefix, changed: bool, declared: bool
+) -> None:
+    """A wrapper in the script's place, as sites and Nix put there."""
     info = prefix.add("vllm")
     path = make_executable(prefix.root / "bin" / "vllm", "#!/bin/sh\nexec one\n")
     (info / "RECORD").write_text(record_line(prefix.site, path) + "\n")
+    if declared:
+        (info / "entry_points.txt").write_text("[console_scripts]\nvllm = vllm.cli:main\n")
     if changed:
         make_executable(path, "#!/bin/sh\nexec two\n")
-    assert prefix.inspect("serving").status == status
+    outcome = prefix.inspect("serving")
+    assert outcome.inspection["executable_path"] == str(path.resolve())
+    assert outcome.image["warnings"] == ([f"{path.resolve()} {NOT_PROVED}"] if changed else [])
+
+
+def test_a_script_without_entry_point_is_known_by_the_package_it_starts(prefix: Prefix) -> None:
+    info = prefix.add("vllm")
+    (info / "RECORD").write_text("../../../bin/vllm,sha256=x,3\n")
+    path = script(prefix, script_text("vllm.cli", str(prefix.python)))
+    outcome = prefix.inspect("serving")
+    assert (outcome.inspection["executable_path"], outcome.image["warnings"]) == (path, [])
 
 
 @pytest.mark.parametrize(("added", "found"), [(0, "recorded"), (1, "on PATH")])
@@ -97,7 +114,7 @@ def test_a_program_that_nothing_proves_is_taken_with_a_warning(prefix: Prefix) -
     path = script(prefix, "#!/bin/sh\nexec something\n")
     outcome = prefix.inspect("serving")
     assert outcome.inspection["executable_path"] == path
-    assert outcome.image["warnings"] == [f"{path} is listed as a file of vllm; nothing in it proves that"]
+    assert outcome.image["warnings"] == [f"{path} {NOT_PROVED}"]
 
 
 def test_a_list_of_files_cannot_make_many_programs_be_read(prefix: Prefix) -> None:
