@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
@@ -73,13 +74,23 @@ def payload(watches: Sequence[Watch]) -> bytes:
 
 
 def variables(watches: Sequence[Watch]) -> dict[str, str]:
-    """Constants of ``observe.sh``; the start bound is the oldest submission by the cluster's own clock."""
+    """Constants of ``observe.sh``; the start bound is well before the oldest submission.
+
+    That is the login node's time: the controller's clock may differ, and an hour comes twice when summer time ends.
+    """
     return {
         "ASI_JOBS": str(len(watches)),
-        "ASI_SINCE": min(watch.submitted_at for watch in watches),
+        "ASI_SINCE": _day_before(min(watch.submitted_at for watch in watches)),
         "ASI_SQUEUE_FORMAT": SQUEUE_FORMAT,
         "ASI_SACCT_FIELDS": SACCT_FIELDS,
     }
+
+
+def _day_before(time: str) -> str:
+    try:
+        return (datetime.fromisoformat(time) - timedelta(days=1)).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):  # no day of any calendar
+        return time
 
 
 def read(result: RemoteResult, watches: Sequence[Watch]) -> list[Observation]:

@@ -134,7 +134,7 @@ def test_an_absent_job_is_asked_for_by_id_name_and_the_clusters_own_time(cluster
         (job_id, "TIMEOUT", plan.job_name)
     ]
     (call,) = cluster.slurm.calls("sacct")
-    assert {"-X", f"--jobs={job_id}", "--starttime=2024-05-01T10:00:00"} <= set(call["args"])
+    assert {"-X", f"--jobs={job_id}", "--starttime=2024-04-30T10:00:00"} <= set(call["args"])
     assert not [word for word in call["args"] if word.startswith("--name")]  # accounting cuts a long list of names
 
 
