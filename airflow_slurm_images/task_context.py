@@ -6,23 +6,27 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException, conf
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 
 try:
     from airflow.sdk.exceptions import TaskDeferralTimeout
 except ImportError:  # Airflow 3.1
     from airflow.exceptions import TaskDeferralTimeout  # type: ignore[no-redef]
 
-from airflow_slurm_images.core.errors import InvalidRequestError, SlurmImagesError
+from airflow_slurm_images.cluster_protocol import Log
+from airflow_slurm_images.core.errors import InvalidRequestError, JobFailedError, SlurmImagesError
 from airflow_slurm_images.core.plan import run_key
+from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.reports import failure_record
 
-__all__ = ["TaskDeferralTimeout", "TaskTry", "deployment_id", "listing", "mapping", "reported", "seconds"]
+__all__ = ["TaskDeferralTimeout", "TaskTry", "deployment_id", "listing", "mapping", "overtime", "reported", "seconds"]
 
 FAILURE_KEY = "failure"
 """XCom key of what is known about a failed job."""
@@ -76,6 +80,35 @@ def reported(context: Mapping[str, Any]) -> Iterator[None]:
         if err.retryable:
             raise
         raise AirflowFailException(str(err)) from err
+
+
+def late_job(handle: JobHandle, limit: timedelta | None, fate: str) -> JobFailedError:
+    """The error of a job that did not end within ``execution_timeout``; ``fate`` says what becomes of it."""
+    return JobFailedError(
+        f"execution_timeout: job {handle.job_id} did not end within {limit} and {fate}\n"
+        f"run directory: {handle.run_directory}",
+        reason="execution_timeout",
+        remedy="Raise execution_timeout, or use pending_timeout and run_timeout to tell waiting from running.",
+        details={"job_id": handle.job_id, "cluster": handle.cluster, "run_directory": handle.run_directory},
+    )
+
+
+@contextmanager
+def overtime(context: Mapping[str, Any], log: Log, failure: Callable[[], SlurmImagesError]) -> Iterator[None]:
+    """Say what an ``execution_timeout`` means for the job and push the ``failure`` XCom; Airflow's own error goes on.
+
+    Airflow calls ``on_kill`` after it, and its error says no more than "Timeout".
+    """
+    try:
+        yield
+    except AirflowTaskTimeout:
+        told = failure()
+        log.log(logging.ERROR, "%s", told)
+        try:
+            context["ti"].xcom_push(key=FAILURE_KEY, value=failure_record(told))
+        except Exception as err:  # the alarm may have come in the middle of an exchange with Airflow
+            log.warning("The failure XCom could not be pushed: %r", err)
+        raise
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

@@ -19,7 +19,15 @@ from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.requests import ImportRequest, InspectRequest
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
 from airflow_slurm_images.lifecycle import Finished, Lifecycle, Work
-from airflow_slurm_images.task_context import TaskDeferralTimeout, TaskTry, mapping, reported, seconds
+from airflow_slurm_images.task_context import (
+    TaskDeferralTimeout,
+    TaskTry,
+    late_job,
+    mapping,
+    overtime,
+    reported,
+    seconds,
+)
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 
 JOB_KEY = "job"
@@ -93,7 +101,7 @@ class ImageJobOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the job; returns the image record, or the job handle with ``wait_for_completion=False``."""
-        with reported(context):
+        with reported(context), overtime(context, self.log, self._overtime):
             task_try = TaskTry.read(context, int(self.retries or 0))
             work = self._work(task_try)
             limits = self._limits()
@@ -206,13 +214,18 @@ class ImageJobOperator(BaseOperator):
             finally:
                 hook.close()
         fate = "was cancelled" if self.cancel_on_kill else "goes on and is adopted by the next try"
-        return JobFailedError(
-            f"execution_timeout: job {handle.job_id} did not end within {self.execution_timeout} and {fate}\n"
-            f"run directory: {handle.run_directory}",
-            reason="execution_timeout",
-            remedy="Raise execution_timeout, or use pending_timeout and run_timeout to tell waiting from running.",
-            details={"job_id": handle.job_id, "cluster": handle.cluster, "run_directory": handle.run_directory},
-        )
+        return late_job(handle, self.execution_timeout, fate)
+
+    def _overtime(self) -> JobFailedError:
+        """The same where the task waits itself: Airflow calls ``on_kill`` right after."""
+        if self._handle is None:
+            return JobFailedError(
+                f"execution_timeout: the task had no job within {self.execution_timeout}",
+                reason="execution_timeout",
+                remedy="Raise execution_timeout, or look in the log which step took so long.",
+            )
+        fate = "is being cancelled" if self.cancel_on_kill else "goes on and is adopted by the next try"
+        return late_job(self._handle, self.execution_timeout, fate)
 
     # --- kill
 

@@ -24,14 +24,14 @@ from airflow_slurm_images.assets import emit as emit_asset
 from airflow_slurm_images.assets import task_outlet
 from airflow_slurm_images.cluster_protocol import emit
 from airflow_slurm_images.core.decide import Limits, Verdict
-from airflow_slurm_images.core.errors import SlurmImagesError
+from airflow_slurm_images.core.errors import JobFailedError, SlurmImagesError
 from airflow_slurm_images.core.profile import invalid_input
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.core.states import StateClass, classify, pending_reason
 from airflow_slurm_images.core.watch import JobWatch
 from airflow_slurm_images.hooks.slurm import KILL_SECONDS, KILL_TIMEOUT, SlurmHook
 from airflow_slurm_images.lifecycle import Finished, Lifecycle
-from airflow_slurm_images.task_context import mapping, reported, seconds
+from airflow_slurm_images.task_context import late_job, mapping, overtime, reported, seconds
 from airflow_slurm_images.triggers.images import SlurmJobTrigger, WaitOutcome
 
 
@@ -86,7 +86,8 @@ class SlurmJobSensor(BaseSensorOperator):
                 self._defer(context)
             self._be_ready(self._handle())
         try:
-            return super().execute(context)
+            with overtime(context, self.log, self._overtime):
+                return super().execute(context)
         except (AirflowSensorTimeout, AirflowSkipException) as err:
             if _is_timeout(err):
                 self.on_kill()
@@ -187,6 +188,10 @@ class SlurmJobSensor(BaseSensorOperator):
                 self._be_ready(self._handle())
                 self.on_kill()
             raise
+
+    def _overtime(self) -> JobFailedError:
+        fate = "is being cancelled" if self.cancel_on_kill else "goes on; a retry of the sensor waits for it again"
+        return late_job(self._handle(), self.execution_timeout, fate)
 
     # --- kill
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import Connection, TaskDeferred
+from airflow.providers.common.compat.sdk import AirflowTaskTimeout, Connection, TaskDeferred
 from airflow.sdk import DAG
 
 from airflow_slurm_images.core.errors import ClusterUnavailableError, JobFailedError, TaskKilledError
 from airflow_slurm_images.core.plan import job_name
 from airflow_slurm_images.core.records import JobHandle
 from airflow_slurm_images.hooks.slurm import SlurmHook
+from airflow_slurm_images.lifecycle import Lifecycle
 from airflow_slurm_images.operators import base
 from airflow_slurm_images.operators.images import OciImportOperator
+from airflow_slurm_images.sensors.images import SlurmJobSensor
 from airflow_slurm_images.task_context import TaskTry
 from tests.airflow.contexts import handle, task_context
 from tests.airflow.dag_runs import DagRunner
@@ -103,6 +105,45 @@ def test_a_cluster_that_is_away_does_not_break_the_kill(hook: FakeHook, monkeypa
     monkeypatch.setattr(hook, "cancel", fail)
     begun().on_kill()
     assert hook.closed == 1
+
+
+@pytest.mark.parametrize(("cancel", "fate"), [(True, "is being cancelled"), (False, "goes on")])
+@pytest.mark.parametrize("known", [True, False], ids=["job known", "no job yet"])
+def test_a_blocking_task_says_what_its_execution_timeout_means(
+    hook: FakeHook, monkeypatch: pytest.MonkeyPatch, known: bool, cancel: bool, fate: str
+) -> None:
+    task = operator(execution_timeout=timedelta(minutes=7), cancel_on_kill=cancel)
+    hook.connection = CONNECTION  # type: ignore[attr-defined]
+    ours = JobHandle.model_validate(handle(job_id=9))
+    late = AirflowTaskTimeout("Timeout, PID: 7")
+
+    def begin(*_: object) -> None:
+        if known:
+            task._remember(ours)
+        raise late
+
+    monkeypatch.setattr(Lifecycle, "begin", begin)
+    context = task_context()
+    with pytest.raises(AirflowTaskTimeout) as caught:
+        task.execute(context)
+    assert caught.value is late
+    failure = context["ti"].pushed["failure"]
+    assert (failure["reason"], failure["job_id"]) == ("execution_timeout", 9 if known else None)
+    assert "0:07:00" in failure["message"] and "execution_timeout" in failure["remedy"]
+    if known:
+        assert fate in failure["message"] and ours.run_directory in failure["message"]
+
+
+def test_a_blocking_sensor_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> None:
+        raise AirflowTaskTimeout("Timeout, PID: 7")
+
+    sensor = SlurmJobSensor(task_id="task", job=handle(job_id=9), execution_timeout=timedelta(minutes=7))
+    monkeypatch.setattr(sensor, "poke", late)
+    context = task_context()
+    with pytest.raises(AirflowTaskTimeout):
+        sensor.execute(context)
+    assert "job 9 did not end within 0:07:00 and goes on" in context["ti"].pushed["failure"]["message"]
 
 
 # -- while there is no job yet
