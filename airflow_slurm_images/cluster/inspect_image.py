@@ -541,8 +541,8 @@ def as_program(path: str, mount: str) -> str | None:
 def proof(path: str, distribution: Distribution, module: str, digest: str, size: str) -> int:
     """Return how sure it is that a program is the distribution's own: FOREIGN, UNPROVED, OF_ANOTHER_PYTHON or OWN.
 
-    A listed script may have been edited, or replaced by a wrapper, and stays the distribution's; but not where it starts
-    the code of another, nor outside of a usual place for packages, as RECORD is wrong there ("pip --target").
+    A listed script may have been edited, or replaced by a wrapper, and stays the distribution's; but not where it
+    starts the code of another, nor outside of a usual place for packages: there "pip --target" left RECORD wrong.
     """
     if starts(path, distribution, module):
         return OWN if runs_this_python(path) or is_recorded(path, digest, size) else OF_ANOTHER_PYTHON

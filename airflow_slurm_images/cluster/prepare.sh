@@ -14,7 +14,7 @@ asi::real_directory() {
     if [[ ! -d "${path}" ]]; then
         asi::refuse unsafe_workspace "${path} is not a directory"
     fi
-    IFS='|' read -r ASI_OWNER ASI_DIRECTORY_GROUP ASI_MODE <<< "$(stat -c '%U|%G|%a' -- "${path}")"
+    IFS='|' read -r ASI_OWNER ASI_DIRECTORY_GROUP ASI_MODE < <(stat -c '%U|%G|%a' -- "${path}")
     if [[ ! "${ASI_MODE}" =~ ^[0-7]+$ ]]; then
         asi::refuse unavailable "cannot look at ${path}"
     fi
@@ -119,7 +119,7 @@ asi::lets_in() {
         if [[ -n "${member}" && " $(id -Gn -- "${member}" 2> /dev/null) " != *" $2 "* ]]; then
             return 1
         fi
-    done <<< "${members}"
+    done < <(printf '%s\n' "${members}")
 }
 
 # asi::tell_closed - each directory on the way to the workspace, itself included, that keeps the other members of the
@@ -127,7 +127,7 @@ asi::lets_in() {
 asi::tell_closed() {
     local path="${ASI_ROOT}" group='' mode='' help=''
     while [[ -n "${path}" ]]; do
-        IFS='|' read -r group mode <<< "$(stat -c '%G|%a' -- "${path}" 2> /dev/null)"
+        IFS='|' read -r group mode < <(stat -c '%G|%a' -- "${path}" 2> /dev/null)
         if [[ "${mode}" =~ ^[0-7]+$ ]] && ! asi::lets_in "${path}" "${group}" "${mode}"; then
             if [[ "${path}" == "${ASI_ROOT}" ]]; then
                 help="chgrp ${ASI_GROUP} ${path} && chmod g+rwxs ${path}"
@@ -199,7 +199,7 @@ asi::attempts() {
         for marker in "${run}/${name}/generations/"*; do
             asi::put_text "${name}.generation" "${marker##*/}"
         done
-    done <<< "${names}"
+    done < <(printf '%s\n' "${names}")
 }
 
 # asi::queues - all jobs of this run: on the profile's cluster, and on each that has a job of one of its attempts. Sets

@@ -61,10 +61,8 @@ asi::kill_tree() {
 # asi::orphaned - in a subshell: is the batch shell gone?
 asi::orphaned() {
     local line=''
-    local -a field=()
     IFS= read -r line < "/proc/${BASHPID}/stat" || return 0
-    read -r -a field <<< "${line##*) }"
-    [[ "${field[1]}" != "$$" ]]
+    [[ "${line##*) }" != ?" $$ "* ]] # state and parent stand behind the name
 }
 
 # asi::guard FIFO SCRATCH - outlives a batch shell that is killed alone, and ends what the shell had running. Its parent

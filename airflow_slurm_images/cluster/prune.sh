@@ -125,7 +125,7 @@ asi::prune_aliases() {
             if [[ -n "${hex}" ]]; then
                 ASI_NAMED["${hex}"]=1
             fi
-        done <<< "${names}"
+        done < <(printf '%s\n' "${names}")
     fi
 }
 

@@ -124,7 +124,7 @@ asi::check_target() {
     if [[ ! -f "${ASI_TARGET}" || -L "${ASI_TARGET}" ]]; then
         asi::refuse integrity "${ASI_TARGET} is not a regular file any more; the alias '${ASI_NAME}' was not moved"
     fi
-    read -r size inode mtime <<< "$(stat -c '%s %i %Y' -- "${ASI_TARGET}")"
+    read -r size inode mtime < <(stat -c '%s %i %Y' -- "${ASI_TARGET}")
     if [[ "${size}" != "${ASI_SIZE}" || "${inode}" != "${ASI_INODE}" || "${mtime}" != "${ASI_MTIME}" ]]; then
         asi::refuse integrity "${ASI_TARGET} is not the file the job saw (size, inode, mtime ${size} ${inode} ${mtime}, not ${ASI_SIZE} ${ASI_INODE} ${ASI_MTIME}); the alias '${ASI_NAME}' was not moved"
     fi

@@ -92,7 +92,7 @@ asi::put_candidates() {
     local -A key_of=() seen=()
     while IFS= read -r -d '' path && IFS= read -r key; do
         key_of["${path}"]="${key}"
-    done < <(tr '\n' '\0' <<< "${records}" | xargs -0 -r grep -sEHZo -- "${ASI_REUSE_KEY}")
+    done < <(printf '%s\n' "${records}" | tr '\n' '\0' | xargs -0 -r grep -sEHZo -- "${ASI_REUSE_KEY}")
     while IFS= read -r path; do
         if [[ -z "${path}" ]]; then
             break # there is none
@@ -117,5 +117,5 @@ asi::put_candidates() {
         if ((++count >= 16)); then
             return 0
         fi
-    done <<< "${records}"
+    done < <(printf '%s\n' "${records}")
 }

@@ -15,12 +15,19 @@ asi::identity() {
     stat -L -c '%d %i %s %y %z' -- "$1"
 }
 
-# asi::superblock_bytes FILE OFFSET COUNT - little-endian number out of the superblock.
+# asi::identified_size - bytes of the file behind ASI_IDENTITY.
+asi::identified_size() {
+    local rest="${ASI_IDENTITY#* }"
+    rest="${rest#* }"
+    printf '%s\n' "${rest%% *}"
+}
+
+# asi::superblock_number FILE OFFSET COUNT - little-endian number out of the superblock.
 asi::superblock_number() {
     local -r file="$1" offset="$2" count="$3"
     local -a byte=()
     local index=0 number=0
-    read -r -a byte <<< "$(od -An -v -tu1 -j "${offset}" -N "${count}" -w16 -- "${file}")"
+    read -r -a byte < <(od -An -v -tu1 -j "${offset}" -N "${count}" -w16 -- "${file}")
     ((${#byte[@]} == count)) || return 1
     for ((index = count - 1; index >= 0; index--)); do
         number=$((number * 256 + byte[index]))
@@ -48,7 +55,7 @@ asi::check_superblock() {
         asi::refuse "${E_BROKEN_SQUASHFS}" "not a SquashFS file: ${file}"
     fi
     used="$(asi::superblock_number "${file}" 40 8)" || used=-1
-    read -r _ _ size _ <<< "${ASI_IDENTITY}"
+    size="$(asi::identified_size)"
     if ((used < 96 || size < used)); then
         asi::refuse "${E_BROKEN_SQUASHFS}" "the SquashFS file is incomplete: ${size} bytes of ${used}"
     fi
@@ -77,7 +84,7 @@ asi::check_squashfs() {
 asi::trial() {
     local -r directory="${ASI_SCRATCH}/trial"
     local -a options=()
-    read -r -a options <<< "$(asi::squash_options)"
+    read -r -a options < <(asi::squash_options)
     mkdir -- "${directory}"
     {
         setpriv --pdeathsig KILL timeout --kill-after=5 60 mksquashfs "${directory}" "${directory}.sqsh" "${options[@]}" > /dev/null \

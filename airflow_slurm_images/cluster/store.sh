@@ -115,7 +115,7 @@ asi::begin_hash() {
     ASI_PARTIAL="${ASI_STORE}/.partial-${ASI_TOKEN}-${SLURM_RESTART_COUNT}"
     rm -f -- "${ASI_STORE}/.partial-${ASI_TOKEN}"-* # of this attempt, before Slurm started it again
     if asi::copies; then
-        read -r _ _ size _ <<< "${ASI_IDENTITY}"
+        size="$(asi::identified_size)"
         asi::require_space "${ASI_STORE}" "$((size / 1024 + 1))" 'the file needs'
         way=asi::copy_and_hash
     fi
@@ -134,7 +134,7 @@ asi::end_hash() {
     cat -- "${ASI_ATTEMPT_DIR}/hash.log" >&2 || true
     asi::compare_identity
     if asi::copies; then
-        read -r _ _ size _ <<< "${ASI_IDENTITY}"
+        size="$(asi::identified_size)"
         if ((status != 0)); then
             asi::cannot_store 'cannot copy into the store'
         elif [[ "$(stat -c %s -- "${ASI_PARTIAL}")" != "${size}" ]]; then
@@ -172,7 +172,7 @@ asi::keep_result() {
     fi
     facts="$(stat -c '%i %s %Y' -- "${ASI_RESULT_PATH}")" \
         || asi::fail "${E_STORE_WRITE}" "${ASI_RESULT_PATH} was there and cannot be looked at any more"
-    read -r ASI_RESULT_INODE ASI_RESULT_SIZE ASI_RESULT_MTIME <<< "${facts}"
+    read -r ASI_RESULT_INODE ASI_RESULT_SIZE ASI_RESULT_MTIME < <(printf '%s\n' "${facts}")
 }
 
 # asi::bring_over - the file under its temporary name in the store. mv copies where rename refuses, as between two

@@ -121,7 +121,7 @@ asi::prune_runs() {
         asi::in_time || return 0
         key="${path%/*}"
         newest="$(find "${path}" -maxdepth 2 -printf '%T@\n' 2> /dev/null | sort -rn | sed -n 1p)"
-        if grep -qxF -- "asi-${key##*/}" <<< "${ASI_OUTPUT}" || [[ -z "${newest}" ]] \
+        if [[ $'\n'"${ASI_OUTPUT}"$'\n' == *$'\n'"asi-${key##*/}"$'\n'* ]] || [[ -z "${newest}" ]] \
             || ! asi::older "${ASI_RUN_SECONDS}" "${newest}"; then
             continue
         fi
