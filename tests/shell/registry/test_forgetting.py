@@ -82,13 +82,17 @@ def test_a_queue_that_does_not_answer_proves_nothing(cluster: LocalCluster) -> N
     assert secrets_in(directory) == ALL
 
 
-def test_the_queue_of_another_cluster_proves_nothing(cluster: LocalCluster) -> None:
+@pytest.mark.parametrize(("in_queue", "left"), [(True, ALL), (False, [])])
+def test_the_queue_of_the_cluster_that_has_the_job_is_the_one_that_counts(
+    cluster: LocalCluster, in_queue: bool, left: list[str]
+) -> None:
+    """The login node's own cluster does not list it in either case."""
+    cluster.slurm.send_to("north")
     _, job_id, directory = staged(cluster)
-    (directory / "job_id").write_text(f"{job_id};north\n")
     age(directory / "job_id")
-    cluster.slurm.change(job_id, in_queue=False)
+    cluster.slurm.change(job_id, in_queue=in_queue)
     cluster.hook.prepare(RUN_KEY)
-    assert secrets_in(directory) == ALL
+    assert secrets_in(directory) == left
 
 
 def test_a_record_is_proof_enough_for_every_contact(cluster: LocalCluster) -> None:
