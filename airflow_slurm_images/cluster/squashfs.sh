@@ -87,8 +87,8 @@ asi::trial() {
     read -r -a options < <(asi::squash_options)
     mkdir -- "${directory}"
     {
-        setpriv --pdeathsig KILL timeout --kill-after=5 60 mksquashfs "${directory}" "${directory}.sqsh" "${options[@]}" > /dev/null \
-            && setpriv --pdeathsig KILL timeout --kill-after=5 60 unsquashfs -lls "${directory}.sqsh" > /dev/null
+        setpriv --pdeathsig KILL timeout --kill-after=2 10 mksquashfs "${directory}" "${directory}.sqsh" "${options[@]}" > /dev/null \
+            && setpriv --pdeathsig KILL timeout --kill-after=2 10 unsquashfs -lls "${directory}.sqsh" > /dev/null
     } 2>&1
 }
 

@@ -79,7 +79,8 @@ def in_the_middle_of_asking_the_registry(box: Box, base: Tree) -> Iterator[Task]
 def in_the_middle_of_an_import(box: Box, base: Tree) -> Iterator[Task]:
     """All layers are there and mounted over each other, and the file is not yet written."""
     image = push(box, base, ImageConfig("amd64"), "images/leftovers")
-    slow = wrapped(box, "mksquashfs", "echo waiting >&2; sleep 1000 & sleep 1000")
+    script = '[[ "$*" != */trial* ]] || exec {real} "$@"\necho waiting >&2; sleep 1000 & sleep 1000'
+    slow = wrapped(box, "mksquashfs", script)
     with submitted(import_task(box, image, "leftovers", **slow)) as task:
         assert wait_until(lambda: "waiting" in _text(task.directory / "enroot.log"), 30)
         yield task
