@@ -132,7 +132,7 @@ asi::refuse_outside() {
 
 # asi::import - pull the pinned image and make the SquashFS file, on scratch or straight beside the store.
 asi::import() {
-    local status=0 epoch=''
+    local status=0 code="${E_IMPORT_FAILED}" epoch=''
     local -r log="${ASI_ATTEMPT_DIR}/enroot.log"
     asi::refuse_outside
     asi::guard_import
@@ -160,8 +160,11 @@ asi::import() {
     asi::forget_credentials
     asi::check_guards
     if ((status != 0)); then
-        asi::show_space
-        asi::fail "${E_IMPORT_FAILED}" "enroot import ended with status ${status} (registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY})"
+        asi::full "${ASI_SCRATCH}" || code=$? # not every tool says so
+        if ((code == E_IMPORT_FAILED)); then
+            asi::show_space
+        fi
+        asi::fail "${code}" "enroot import ended with status ${status} (registry ${ASI_REGISTRY}, repository ${ASI_REPOSITORY})"
     fi
     if grep -q "architecture doesn't match the requested one" "${log}"; then
         asi::fail "${E_ARCHITECTURE}" "the image is for another architecture than ${ASI_ARCH:-$(uname -m)}"

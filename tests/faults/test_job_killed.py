@@ -169,7 +169,8 @@ def test_scratch_is_full(make_scene: MakeScene, box: Box, mode: str) -> None:
     scene.flag("full", f"{scratch}\n")
     outcome = scene.run()
     assert outcome.retryable, outcome
-    assert "no space left on device" in outcome.message
+    assert "not enough free space" in outcome.message
+    assert f"100% {scratch}" in outcome.message
     assert list(scratch.iterdir()) == []
     scene.unmount()
     scene.assert_published(scene.run())
