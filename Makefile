@@ -81,4 +81,4 @@ $(VENV_LOWEST)/.ready: pyproject.toml constraints/airflow-$(LOWEST).txt constrai
 	touch $@
 
 clean: ## remove the virtual environments and caches of this checkout
-	rm -rf $(VENV) $(VENV_LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_LOWEST) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

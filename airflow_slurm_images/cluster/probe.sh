@@ -13,6 +13,9 @@ asi::main() {
     [[ -z "${ASI_PARTITION}" ]] || words+=(--partition "${ASI_PARTITION}")
     [[ -z "${ASI_ACCOUNT}" ]] || words+=(--account "${ASI_ACCOUNT}")
     [[ -z "${ASI_QOS}" ]] || words+=(--qos "${ASI_QOS}")
+    [[ -z "${ASI_RESERVATION}" ]] || words+=(--reservation "${ASI_RESERVATION}")
+    [[ -z "${ASI_CONSTRAINT}" ]] || words+=(--constraint "${ASI_CONSTRAINT}")
+    [[ -z "${ASI_EXCLUDE}" ]] || words+=(--exclude "${ASI_EXCLUDE}")
     asi::run enroot 45 "${words[@]}" env "PATH=${ASI_NODE_PATH}" enroot version
 }
 

@@ -21,6 +21,8 @@ _BUSY = re.compile(
 """What ``srun --immediate`` says when nothing is wrong but the moment."""
 _TIMED_OUT = ("124", "137")
 
+_WHERE = ("partition", "account", "qos", "reservation", "constraint", "exclude")
+"""What decides on which node a job of the profile runs, and so the quick one."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -32,9 +34,7 @@ def report(hook: SlurmHook) -> tuple[bool, str]:
     result = hook.run(
         "probe",
         {
-            "ASI_PARTITION": profile.partition or "",
-            "ASI_ACCOUNT": profile.account or "",
-            "ASI_QOS": profile.qos or "",
+            **{f"ASI_{name.upper()}": getattr(profile, name) or "" for name in _WHERE},
             "ASI_NODE_PATH": ":".join(node_path),
         },
     )
@@ -96,6 +96,6 @@ def _enroot(result: RemoteResult) -> tuple[bool, str]:
         return True, f"Enroot: not checked, no node was free for a quick job ({errors or 'no answer'})"
     return (
         False,
-        f"Enroot: a quick job could not run ({errors or 'no message'}). Correct account, partition or qos in the "
-        "profile, or ask the cluster's operators for the right to use them.",
+        f"Enroot: a quick job could not run ({errors or 'no message'}). Correct account, partition or qos "
+        "(reservation, constraint, exclude) in the profile, or ask the cluster's operators for the right to use them.",
     )

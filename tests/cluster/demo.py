@@ -42,8 +42,11 @@ def main() -> int:
     print(json.dumps(record, indent=2))
     _say(f"Done in {time.monotonic() - started:.0f} s")
     _say(f"The alias is {record['sqsh']['alias_path']} -> {record['sqsh']['path']}")
-    _say("To look at the run and its XComs in the Airflow UI (task logs are not kept; Ctrl-C stops it; log in as admin")
-    _say("with the password that it prints):")
+    _say("To look at the run and its XComs in the Airflow UI, start this and log in as admin; Ctrl-C stops it")
+    print(
+        "    (the password is printed at the first start and stays in $AIRFLOW_HOME, in\n"
+        "    simple_auth_manager_passwords.json.generated; task logs are not kept):"
+    )
     print(
         f"    AIRFLOW_HOME={home / 'airflow'} AIRFLOW__CORE__LOAD_EXAMPLES=False "
         f"AIRFLOW__CORE__DAGS_FOLDER={CHECKOUT / 'dags_examples'} "

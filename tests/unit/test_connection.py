@@ -196,3 +196,4 @@ def test_the_quick_job_looks_for_enroot_where_the_real_job_does() -> None:
     connection_report.report(hook)
     assert hook.asked["ASI_NODE_PATH"].startswith("/opt/a:/opt/b:/usr/local/sbin:")
     assert (hook.asked["ASI_PARTITION"], hook.asked["ASI_QOS"], hook.asked["ASI_ACCOUNT"]) == ("cpu", "fast", "")
+    assert (hook.asked["ASI_RESERVATION"], hook.asked["ASI_CONSTRAINT"], hook.asked["ASI_EXCLUDE"]) == ("", "", "")
