@@ -58,6 +58,7 @@ asi::put_guards() {
     if [[ -n "${ASI_PLATFORM_DIGEST}" ]]; then
         names+=(curl)
     fi
+    rm -rf -- "$1" # of a run of this job before a requeue
     mkdir -- "$1" || return
     for name in "${names[@]}"; do
         printf '#!/bin/bash -p\nset +o posix\nreadonly ASI_PLATFORM_DIGEST=%q\n%s\nasi::%s "$@"\n' \

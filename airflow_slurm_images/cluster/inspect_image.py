@@ -74,7 +74,9 @@ OLD_SCRIPT = re.compile(r"^(?:# EASY-INSTALL-[A-Z-]+:|__requires__\s*=)\s*['\"](
 SCRIPT_DIRECTORIES = ("bin", "Scripts", "sbin")
 FOREIGN, UNPROVED, OF_ANOTHER_PYTHON, OWN = range(4)
 UNLISTED = "unlisted"  # in place of a digest
-OTHER_CODE = re.compile(r"(?m)^from[ \t]+(?!__future__|importlib)[\w.]+[ \t]+import[ \t]")
+IMPORTED = re.compile(r"(?m)^from[ \t]+(\w+)[\w.]*[ \t]+import[ \t]")
+SOME_OF_PYTHON = "__future__ argparse importlib json logging os pathlib re runpy shutil subprocess sys time typing"
+OF_PYTHON = frozenset(getattr(sys, "stdlib_module_names", SOME_OF_PYTHON.split())) | {"__future__"}
 SHELLS = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh")
 TRAMPOLINE = re.compile(r"""'''exec' +("\$\(dirname .*\)"/)?(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))\s""")
 
@@ -438,7 +440,7 @@ def note_shadows(distribution: Distribution, ahead: Ahead, notes: Notes) -> None
     if code and (code.endswith((".py", ".so")) or os.path.isfile(os.path.join(code, "__init__.py"))):
         source = editable_source(distribution)
         if not (source.startswith("file:///") and is_below(code, source[len("file://") :])):
-            notes.warn(f"an import finds {code}, which has no metadata, before {what}")
+            notes.warn(f"an import finds {code}, which is not that distribution's code, before {what}")
 
 
 # --- console scripts
@@ -551,7 +553,9 @@ def proof(path: str, distribution: Distribution, module: str, digest: str, size:
     text = read_text(path, 64 * KIB)
     usual = os.path.basename(distribution.base) in ("site-packages", "dist-packages")
     excused = not digest or (usual and text.startswith("#!"))
-    return UNPROVED if excused and digest != UNLISTED and not OTHER_CODE.search(text) else FOREIGN
+    own = (module or distribution.name.replace("-", "_")).partition(".")[0]
+    others = set(IMPORTED.findall(text)) - OF_PYTHON - {own}
+    return UNPROVED if excused and digest != UNLISTED and not others else FOREIGN
 
 
 def own_script(distribution: Distribution, name: str, mount: str, notes: Notes) -> str | None:

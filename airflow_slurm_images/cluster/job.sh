@@ -38,6 +38,7 @@ readonly E_LOGIN_USED=92
 readonly E_QUOTA=93
 readonly E_NO_USER_NAMESPACES=94
 readonly E_UNSUPPORTED_SQUASHFS=95
+readonly E_UNREADABLE=96
 
 # asi::reexec - start again under a fixed environment: what a login profile or an older Slurm's --export=NIL
 # brought along must not choose which image is made.

@@ -193,13 +193,20 @@ asi::attempts() {
         asi::put_file "${name}.job_id" "${run}/${name}/job_id" 256
         asi::put_file "${name}.claim" "${run}/${name}/claim/job_id" 256
         asi::put_file "${name}.submitted_at" "${run}/${name}/submitted_at" 64
-        asi::add_place_of "${run}/${name}"
+        if [[ ! -e "${run}/${name}/completion.json" ]] && ! asi::fenced "${run}/${name}"; then
+            asi::add_place_of "${run}/${name}"
+        fi
         asi::put_file "${name}.completion" "${run}/${name}/completion.json" 1048577
         [[ ! -e "${run}/${name}/cancelled" ]] || asi::put_text "${name}.cancelled" 1
         for marker in "${run}/${name}/generations/"*; do
             asi::put_text "${name}.generation" "${marker##*/}"
         done
     done < <(printf '%s\n' "${names}")
+}
+
+# asi::strays - does squeue's answer (ASI_OUTPUT) hold a line that is no row?
+asi::strays() {
+    printf '%s\n' "${ASI_OUTPUT}" | awk '!/^$|^CLUSTER: |^[0-9]+[|]/ { found = 1 } END { exit !found }'
 }
 
 # asi::queues - all jobs of this run: on the profile's cluster, and on each that has a job of one of its attempts. Sets
@@ -211,6 +218,9 @@ asi::queues() {
         asi::run_on "${cluster}" squeue 30 squeue --noheader --all --states=all --user="${ASI_LOGIN}" \
             --name="asi-${ASI_RUN_KEY}" --format="${ASI_SQUEUE_FORMAT}"
         ((ASI_STATUS == 0)) || failed="${ASI_STATUS}"
+        if [[ -n "${ASI_ERRORS}" ]] || asi::strays; then
+            failed=1 # it may list a job all the same
+        fi
         ASI_ACTIVE+="$(asi::active_jobs)"
     done
     ASI_STATUS="${failed}"

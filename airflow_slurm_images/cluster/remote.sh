@@ -75,11 +75,16 @@ asi::forget_login() {
 # asi::take_claim ATTEMPT - true where no job has begun the attempt; then none ever will: one whose sbatch was answered late
 # finds the claim taken and ends as superseded.
 asi::take_claim() {
-    local owner=''
     if [[ ! -L "$1" ]] && mkdir -m 0700 -- "$1/claim" 2> /dev/null; then
         printf '0 0\n' > "$1/claim/job_id"
         return 0
     fi
+    asi::fenced "$1"
+}
+
+# asi::fenced ATTEMPT - was its claim taken so that no job begins it?
+asi::fenced() {
+    local owner=''
     [[ -f "$1/claim/job_id" ]] && read -r owner _ < "$1/claim/job_id" && [[ "${owner}" == 0 ]]
 }
 
@@ -149,7 +154,7 @@ asi::run() {
 }
 
 # asi::run_on CLUSTER NAME SECONDS COMMAND... - run a Slurm command; put its status, output and errors as NAME.rc,
-# NAME.out, NAME.err and leave status and output in ASI_STATUS and ASI_OUTPUT.
+# NAME.out, NAME.err and leave status, output and the beginning of the errors in ASI_STATUS, ASI_OUTPUT and ASI_ERRORS.
 asi::run_on() {
     local -r cluster="$1" name="$2" limit="$3" command="$4"
     local errors=''
@@ -163,5 +168,7 @@ asi::run_on() {
     asi::put_text "${name}.rc" "${ASI_STATUS}"
     asi::put_text "${name}.out" "${ASI_OUTPUT}"
     head -c 65536 -- "${errors}" | asi::put "${name}.err"
+    # shellcheck disable=SC2034 # read by prepare.sh
+    ASI_ERRORS="$(head -c 100 -- "${errors}" | tr -d '\0')"
     rm -f -- "${errors}"
 }

@@ -162,6 +162,12 @@ EXIT_CODES: Mapping[int, Failure] = {
         "Install squashfs-tools that can on the nodes, use 'exclude' to avoid this node, or have the file made "
         "otherwise: by other squash_options in the profile, or with mksquashfs 4 where it is of an older version.",
     ),
+    96: Failure(
+        "source_unreadable",
+        "the SquashFS file could not be read to the end, so nothing is known about it",
+        "Retry the task; if that does not help, ask for the file system and the memory of the named node.",
+        retryable=True,
+    ),
 }
 """Exit code of ``job.sh`` -> what it means."""
 
@@ -207,7 +213,7 @@ NODE_PATTERNS: tuple[Pattern, ...] = (
 
 IMAGE_PATTERNS: tuple[Pattern, ...] = (
     _pattern(
-        r"failed to execute: /bin/sh: (No such file|Not a directory|Too many levels)",
+        r"failed to execute: /\S*sh: (No such file|Not a directory|Too many levels)",
         Failure(
             "no_shell",
             "the image has no shell at /bin/sh (or not the loader that it needs), so it cannot be started",
@@ -215,18 +221,21 @@ IMAGE_PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
     _pattern(
-        r"failed to execute: /bin/sh: Argument list too long",
+        r"failed to execute: /\S*sh: Argument list too long",
         Failure(
             "environment_too_large",
             "the image's environment is too large for any program to be started with it",
             "Make its variables shorter (one may have 128 KiB), or use kind 'generic', which does not start the image.",
         ),
     ),
-    _pattern(r"failed to execute: /bin/sh: Exec format error", EXIT_CODES[79]),
+    _pattern(r"failed to execute: /\S*sh: Exec format error", EXIT_CODES[79]),
 )
 """What may be believed of the output of a start: it concerns the image alone."""
 
-_CUT_OFF = "reset|timed? ?out|syscall|eof|end of file|closed|broken pipe|terminated|pull function"
+_CUT_OFF = (
+    "reset|timed? ?out|syscall|eof|end of file|closed|broken pipe|terminated|pull function|"
+    "unknown ssl|not connected|temporarily"
+)
 """Handshakes that the network or a busy server ended, in the words of OpenSSL, GnuTLS and NSS."""
 
 REGISTRY_PATTERNS: tuple[Pattern, ...] = (

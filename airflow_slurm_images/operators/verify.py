@@ -81,7 +81,9 @@ class ImageVerifyOperator(ImageJobOperator):
                 "by hand, then import (or copy) the image again.",
                 details=report,
             )
-        self.log.info("%s: %s", report["path"], "DRIFT" if report["drift"] else "as recorded")
+        known = report["sha256"] and report["recorded_sha256"]
+        words = "DRIFT" if report["drift"] else "as recorded" if known else "nothing to compare"
+        self.log.info("%s: %s", report["path"], words)
         return report
 
 
@@ -105,7 +107,7 @@ def compare(versions: Sequence[AliasVersion], path: str, sha256: str | None, dam
         "path": path,
         "recorded_sha256": recorded,
         "sha256": sha256,
-        "drift": version is not None and recorded != sha256,
+        "drift": version is not None and (bool(damage) or recorded != sha256),
         "notes": notes,
     }
 

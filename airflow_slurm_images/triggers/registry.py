@@ -66,7 +66,8 @@ class OciTagTrigger(BaseEventTrigger):
     Variable named ``oci_tag_<hash>`` (before), so that a move while no triggerer ran fires once, afterwards. A
     triggerer that is killed in the three seconds after it fired fires again: an import of what is there costs no job.
 
-    Raises InvalidRequestError, where the DAG is parsed, for what can never be watched.
+    What can never be watched is an InvalidRequestError of :meth:`serialize`, where the DAG is parsed. Not of the
+    constructor: a triggerer does not outlive that, and may have to make a trigger that an older version let through.
     """
 
     def __init__(
@@ -85,13 +86,25 @@ class OciTagTrigger(BaseEventTrigger):
         self.os = os
         self.variant = variant
         self.poll_interval = poll_interval
-        self._ref = TagReference.parse(image)
-        self._platform = Platform.requested(arch, os=os, variant=variant)
-        if self._ref.tag is None or poll_interval <= 0:
-            raise InvalidRequestError(f"{image!r} with poll_interval {poll_interval} is nothing to watch")
+        self._wrong: InvalidRequestError | None = None
+        try:
+            self._ref = TagReference.parse(image)
+            self._platform = Platform.requested(arch, os=os, variant=variant)
+            if self._ref.tag is None or poll_interval <= 0:
+                raise InvalidRequestError(f"{image!r} with poll_interval {poll_interval} is nothing to watch")
+        except InvalidRequestError as err:
+            self._wrong = err
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and JSON arguments."""
+        """Class path and JSON arguments; raises InvalidRequestError for what can never be watched."""
+        if self._wrong is not None:
+            raise self._wrong
+        return self._named()
+
+    def __repr__(self) -> str:
+        return str(self.repr(*self._named()))
+
+    def _named(self) -> tuple[str, dict[str, Any]]:
         names = ("image", "registry_conn_id", "arch", "os", "variant", "poll_interval")
         path = f"{type(self).__module__}.{type(self).__qualname__}"
         return path, {name: getattr(self, name) for name in names}
@@ -110,6 +123,9 @@ class OciTagTrigger(BaseEventTrigger):
         Payload of an event: ``image`` as watched, ``reference`` pinned to the new image, ``old`` and ``new`` digest
         of the platform's manifest, ``index_digest`` or None, ``platform``.
         """
+        while self._wrong is not None:
+            self._tell(self._wrong)
+            await asyncio.sleep(_LONGEST_WAIT)
         state: WatchState | None = None
         known: _Known | None = None
         kept: _Known | None = None  # of what is known, what the state store has

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,12 @@ def test_the_same_bytes_are_no_drift_and_other_bytes_are(ws: Workspace) -> None:
     assert verify.compare(versions, str(file), file.stem)["drift"] is False
     report = verify.compare(versions, str(file), "0" * 64)
     assert (report["drift"], report["number"], report["recorded_sha256"]) == (True, 3, file.stem)
+
+
+def test_a_damaged_file_is_drift_also_where_nothing_usable_was_recorded(ws: Workspace) -> None:
+    file = ws.add("three")
+    versions = [replace(version, record=None, problem="not JSON") for version in LocalHook().image_history("vllm")]
+    assert verify.compare(versions, str(file), None, "the SquashFS file is incomplete")["drift"] is True
 
 
 def test_verify_of_an_alias_that_moved_meanwhile_compares_the_file_it_hashed(ws: Workspace) -> None:

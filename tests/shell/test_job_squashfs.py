@@ -86,6 +86,23 @@ def test_a_name_in_a_broken_image_cannot_say_that_the_tool_is_to_blame(cluster: 
     assert failures.EXIT_CODES[done.status].reason == "broken_squashfs", done.output
 
 
+@pytest.mark.parametrize(
+    "script",
+    ["kill -KILL $$", "echo 'Read on filesystem failed because Input/output error' >&2; exit 1", "exit 124"],
+)
+def test_a_listing_that_was_cut_short_says_nothing_against_the_file(cluster: LocalCluster, script: str) -> None:
+    cluster.slurm.tool("unsquashfs", script)
+    done = cluster.run(inspect_request(image("plain")))
+    failure = failures.EXIT_CODES[done.status]
+    assert (failure.reason, failure.retryable) == ("source_unreadable", True), done.output
+
+
+def test_a_listing_that_ends_in_a_crash_says_that_the_file_is_broken(cluster: LocalCluster) -> None:
+    cluster.slurm.tool("unsquashfs", "kill -SEGV $$")
+    done = cluster.run(inspect_request(image("plain")))
+    assert failures.EXIT_CODES[done.status].reason == "broken_squashfs", done.output
+
+
 # --- before an import
 
 

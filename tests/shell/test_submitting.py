@@ -223,6 +223,23 @@ def test_a_cluster_that_does_not_answer_may_run_the_job(cluster: LocalCluster) -
     assert len(cluster.slurm.jobs()) == 1
 
 
+@pytest.mark.parametrize("over", ["a record is there", "fenced"])
+def test_a_cluster_that_is_gone_does_not_hold_up_what_is_over_there(cluster: LocalCluster, over: str) -> None:
+    work, first = north(cluster)
+    attempt = Path(first.run_directory)
+    if over == "fenced":
+        (attempt / "claim").mkdir()
+        (attempt / "claim" / "job_id").write_text("0 0\n")
+    else:
+        (attempt / "completion.json").write_text("{}")
+    (cluster.slurm.root / "slurm" / "sent_to").unlink()
+    cluster.slurm.change(first.job_id, in_queue=False)
+    second = Lifecycle(cluster.hook, LOG).begin(replace(work, generation=2))
+    assert isinstance(second, JobHandle) and second.job_id != first.job_id
+    asked = cluster.slurm.calls("squeue")[1:]
+    assert asked and all("-M" not in call["args"] for call in asked)
+
+
 def test_a_job_of_another_request_is_cancelled_on_its_own_cluster(cluster: LocalCluster) -> None:
     work, first = north(cluster)
     second = Lifecycle(cluster.hook, LOG).begin(replace(work, request=import_request("generic")))

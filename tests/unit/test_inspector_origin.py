@@ -84,6 +84,22 @@ def test_a_listed_program_that_is_not_the_recorded_one_is_taken_with_a_warning(
     assert outcome.image["warnings"] == ([f"{path.resolve()} {NOT_PROVED}"] if changed else [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from pathlib import Path\nimport runpy\nrunpy.run_module('vllm.cli')\n",
+        "from __future__ import annotations\nfrom importlib.metadata import entry_points\n",
+        "from vllm.scripts import main\n",
+    ],
+)
+def test_a_wrapper_that_uses_python_or_the_package_itself_starts_no_other_code(prefix: Prefix, text: str) -> None:
+    prefix.add("vllm", scripts=("vllm",))
+    path = script(prefix, f"#!{prefix.python}\n{text}")
+    outcome = prefix.inspect("serving")
+    assert outcome.inspection["executable_path"] == path
+    assert outcome.image["warnings"] == [f"{path} {NOT_PROVED}"]
+
+
 def test_a_script_without_entry_point_is_known_by_the_package_it_starts(prefix: Prefix) -> None:
     info = prefix.add("vllm")
     (info / "RECORD").write_text("../../../bin/vllm,sha256=x,3\n")

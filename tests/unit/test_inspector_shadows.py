@@ -82,7 +82,7 @@ def test_code_without_metadata_in_front_is_warned_of(prefix: Prefix, tmp_path: P
     code = checkout(tmp_path / "workspace", "vllm", "__init__.py")
     prefix.environment["PYTHONPATH"] = str(code.parent)
     assert prefix.inspect("serving").image["warnings"] == [
-        f"an import finds {code}, which has no metadata, before vllm 0.9.0 of {prefix.site}"
+        f"an import finds {code}, which is not that distribution's code, before vllm 0.9.0 of {prefix.site}"
     ]
 
 
@@ -119,7 +119,8 @@ def test_broken_metadata_in_front_is_warned_of(prefix: Prefix, tmp_path: Path) -
     assert outcome.versions["foo-bar"] == "1.0"
     assert outcome.image["warnings"] == [
         f"{broken} comes before foo-bar 1.0 of {prefix.site} in sys.path, but cannot be read",
-        f"an import finds {tmp_path / 'first' / 'foo_bar'}, which has no metadata, before foo-bar 1.0 of {prefix.site}",
+        f"an import finds {tmp_path / 'first' / 'foo_bar'}, which is not that distribution's code, "
+        f"before foo-bar 1.0 of {prefix.site}",
     ]
 
 

@@ -152,7 +152,7 @@ def test_a_login_that_was_renewed_is_read_again(
 # -- mistakes
 
 
-@pytest.mark.parametrize(
+never = pytest.mark.parametrize(
     "arguments",
     [
         {"image": "127.0.0.1:1/a/b@sha256:" + 64 * "a"},
@@ -161,9 +161,28 @@ def test_a_login_that_was_renewed_is_read_again(
         {"poll_interval": 0},
     ],
 )
+
+
+@never
 def test_what_can_never_be_watched_is_said_where_the_dag_is_parsed(arguments: dict[str, Any]) -> None:
+    """Airflow serializes an asset's trigger there."""
+    trigger = OciTagTrigger(**{"image": "team/app:1.0", **arguments})
     with pytest.raises(InvalidRequestError):
-        OciTagTrigger(**{"image": "team/app:1.0", **arguments})
+        trigger.serialize()
+
+
+@never
+def test_a_triggerer_bears_what_can_never_be_watched(arguments: dict[str, Any], log: pytest.LogCaptureFixture) -> None:
+    """Another version of this package may have let it through; an error of the constructor would end the triggerer."""
+    trigger = OciTagTrigger(**{"image": "team/app:1.0", **arguments})
+    assert "OciTagTrigger" in repr(trigger)
+
+    async def watch() -> None:
+        await anext(trigger.run())
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(watch(), 0.2))
+    assert log.text.count("cannot be watched before this is corrected") == 1
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,11 +75,33 @@ def test_an_attempt_whose_submission_is_in_doubt_keeps_its_login(cluster: LocalC
     assert secrets_in(directory) == ALL
 
 
-def test_a_queue_that_does_not_answer_proves_nothing(cluster: LocalCluster) -> None:
+DOUBTFUL = pytest.mark.parametrize(
+    "answer",
+    [
+        {"rc": 1, "err": "slurm_load_jobs error: Unable to contact slurm controller"},
+        {"rc": 0, "err": "slurm_load_jobs error: Unable to contact slurm controller"},
+        {"rc": 0, "out": "what no squeue prints\n"},
+    ],
+)
+
+
+@DOUBTFUL
+def test_a_queue_that_does_not_answer_proves_nothing(cluster: LocalCluster, answer: dict[str, Any]) -> None:
     _, _, directory = staged(cluster)
     age(directory / "job_id")
-    cluster.slurm.next_answer("squeue", rc=1, err="slurm_load_jobs error: Unable to contact slurm controller")
+    cluster.slurm.next_answer("squeue", **answer)
     cluster.hook.prepare(RUN_KEY)
+    assert secrets_in(directory) == ALL
+
+
+@DOUBTFUL
+def test_nor_is_a_job_in_doubt_claimed_away(cluster: LocalCluster, answer: dict[str, Any]) -> None:
+    _, _, directory = staged(cluster)
+    (directory / "job_id").unlink()
+    os.utime(directory / "submitted_at", (0, 0))
+    cluster.slurm.next_answer("squeue", **answer)
+    cluster.hook.prepare(RUN_KEY)
+    assert not (directory / "claim").exists()
     assert secrets_in(directory) == ALL
 
 
