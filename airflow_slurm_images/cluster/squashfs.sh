@@ -75,7 +75,8 @@ asi::check_squashfs() {
     elif grep -qx unsupported -- "${ASI_SCRATCH}/listing"; then
         compression="$(asi::superblock_number "${file}" 20 2)" || compression=0
         asi::refuse "${E_UNSUPPORTED_SQUASHFS}" "unsquashfs on node ${SLURMD_NODENAME} cannot read the compression of ${file}: ${ASI_COMPRESSIONS[compression]-number ${compression}}"
-    elif [[ " 124 130 137 143 " == *" ${status} "* ]] || asi::listed error | grep -Eiq 'Input/output error|Stale file handle'; then
+    elif [[ " 124 130 137 143 " == *" ${status} "* ]] \
+        || grep -Eiq '^error .*(Input/output error|Stale file handle)' -- "${ASI_SCRATCH}/listing"; then
         # Its time was up, it was killed, or the file server failed: the file may be well.
         asi::refuse "${E_UNREADABLE}" "${file} could not be listed on node ${SLURMD_NODENAME} (status ${status}) $(asi::listed error)"
     else
