@@ -357,12 +357,9 @@ def test_staged_files_arrive_as_they_were_sent(cluster: LocalCluster) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    ("cut", "words"), [(40_000, "is truncated"), (5_000, "staged file|did not arrive whole")], ids=["script", "files"]
-)
-def test_a_broken_transfer_is_noticed_before_anything_is_submitted(cluster: LocalCluster, cut: int, words: str) -> None:
-    cluster.cut = cut
-    with pytest.raises(SlurmImagesError, match=words):
+def test_a_broken_transfer_is_noticed_before_anything_is_submitted(cluster: LocalCluster) -> None:
+    cluster.cut = 20_000
+    with pytest.raises(SlurmImagesError, match=r"staged file|did not arrive whole"):
         cluster.stage(import_request())
     assert cluster.slurm.calls("sbatch") == []
 

@@ -76,7 +76,7 @@ class LocalCluster:
         self.commands.append(command)
         done = subprocess.run(
             [*self.wrapper, *command.split()],
-            input=stdin[: len(stdin) - self.cut] if b"asi::fence" in stdin else stdin,
+            input=stdin[: len(stdin) - self.cut] if b"asi::fence()" in stdin else stdin,
             capture_output=True,
             env=self.login_environment,
             timeout=timeout,
