@@ -30,7 +30,7 @@ test-unit: $(VENV)/.ready ## pure code (under a minute)
 	$(PYTEST) tests/unit -m "not slow" $(PARALLEL)
 
 test-shell: system $(VENV)/.ready ## the cluster's shell files, run without a cluster
-	$(PYTEST) tests/shell -m "not slow" $(PARALLEL)
+	$(PYTEST) tests/shell -m "not slow" $(PARALLEL) --numprocesses 3  # they wait as much as they work
 
 test-airflow: system $(VENV)/.ready ## operators, sensor, triggers and example DAGs on the newest Airflow
 	$(PYTEST) tests/airflow -m "not slow" $(PARALLEL)
@@ -42,7 +42,7 @@ test-cluster: system $(VENV)/.ready ## a real Slurm, sshd and registry; Enroot o
 	$(PYTEST) tests/enroot_contract tests/cluster -m "not slow" $(PARALLEL)
 
 test-faults: system $(VENV)/.ready ## kill publisher, job and worker at the worst moment; test-all has every fault
-	$(PYTEST) $(FAST_FAULTS) -m "not slow"
+	$(PYTEST) $(FAST_FAULTS) -m "not slow" $(PARALLEL)
 
 lint: $(VENV)/.ready ## ruff, mypy, shellcheck
 	$(VENV)/bin/ruff format --check .

@@ -81,10 +81,12 @@ def test_a_start_that_failed_is_judged_when_the_hash_is_known(cluster: LocalClus
 def test_a_mount_that_fails_is_tried_again_when_the_file_is_not_read_any_more(
     cluster: LocalCluster, mark: Path
 ) -> None:
-    cluster.slurm.tool("openssl", f'{HASHES}\nsleep 1\nsha256sum\ntouch "{mark}"')
+    failed = mark.with_name("failed")
+    until = f'for ((i = 0; i < 300; i++)); do [[ -e "{failed}" ]] && break; sleep 0.1; done'
+    cluster.slurm.tool("openssl", f'{HASHES}\n{until}\nsha256sum\ntouch "{mark}"')
     cluster.slurm.enroot_does(
         "start",
-        f"""[[ -e "{mark}" ]] || {{ echo '[ERROR] Failed to mount: image' >&2; exit 1; }}
+        f"""[[ -e "{mark}" ]] || {{ touch "{failed}"; echo '[ERROR] Failed to mount: image' >&2; exit 1; }}
         cat "${{here}}/facts.json" > "${{facts}}" """,
     )
     done = cluster.run(inspect_request(image("plain"), "client"))
