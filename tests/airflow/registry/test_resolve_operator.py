@@ -58,25 +58,32 @@ def test_the_operator_returns_the_pinned_reference_and_pushes_the_rest(registrie
 OLD = "sha256:" + 64 * "0"
 
 
-@pytest.mark.parametrize(
-    ("previous", "word"),
-    [("{image}@" + OLD, "old " + OLD), ("{same}", "still"), ("other/app:1@" + OLD, " is "), (None, " is "),
-     ([1, 2], " is "), (RuntimeError("API server is away"), "cannot look up")],
-)  # fmt: skip
-def test_a_tag_that_moved_shows_old_and_new(
-    registries: Registries,
-    connect: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    previous: Any,
-    word: str,
-) -> None:
+@pytest.fixture
+def resolved_before(
+    registries: Registries, connect: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> tuple[OciResolveOperator, str, str]:
+    """An operator, its image, and what it returned for it; only what it tells from now on is in the log."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(OciResolveOperator, "log", logging.getLogger("resolve"))
     image = f"{registries.open.address}/team/app:oci"
     operator = OciResolveOperator(task_id="r", image=image, registry_conn_id=connect(registries.open))
     same, _ = run(operator)
     caplog.clear()
+    return operator, image, same
+
+
+@pytest.mark.parametrize(
+    ("previous", "word"),
+    [("{image}@" + OLD, "old " + OLD), ("{same}", "still"), ("other/app:1@" + OLD, " is "), (None, " is "),
+     ([1, 2], " is "), (RuntimeError("API server is away"), "cannot look up")],
+)  # fmt: skip
+def test_a_tag_that_moved_shows_old_and_new(
+    resolved_before: tuple[OciResolveOperator, str, str],
+    caplog: pytest.LogCaptureFixture,
+    previous: Any,
+    word: str,
+) -> None:
+    operator, image, same = resolved_before
     if isinstance(previous, str):
         previous = previous.replace("{image}", image).replace("{same}", same)
     run(operator, previous)
@@ -93,20 +100,13 @@ def test_a_tag_that_moved_shows_old_and_new(
     ],
 )
 def test_an_image_that_stood_elsewhere_in_the_list_is_found_again(
-    registries: Registries,
-    connect: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    resolved_before: tuple[OciResolveOperator, str, str],
     caplog: pytest.LogCaptureFixture,
     before: list[Any] | None,
     word: str,
 ) -> None:
     """An entry was put at the head of the list: at this map index there was another image."""
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(OciResolveOperator, "log", logging.getLogger("resolve"))
-    image = f"{registries.open.address}/team/app:oci"
-    operator = OciResolveOperator(task_id="r", image=image, registry_conn_id=connect(registries.open))
-    same, _ = run(operator)
-    caplog.clear()
+    operator, image, same = resolved_before
     texts = {"{image}@" + OLD: f"{image}@{OLD}", "{same}": same}
     values = None if before is None else [texts.get(value, value) for value in before]
     run(operator, "other/app:1@" + OLD, map_index=1, before=values)
