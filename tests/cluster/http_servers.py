@@ -10,9 +10,13 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from .ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class RecordingServer:
         self._server.server_close()
         self._thread.join()
 
-    def __enter__(self) -> RecordingServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from .http_servers import RecordingServer, Reply, Request
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 REPOSITORY = "team/app"

@@ -175,7 +175,6 @@ def test_what_is_not_there_is_named(registries: Registries, connect: Any, name: 
 
 def test_wrong_bytes_are_an_integrity_error(connect: Any) -> None:
     with MisbehavingRegistry() as server:
-        assert isinstance(server, MisbehavingRegistry)
         pinned = f"{server.address}/team/app@{server.digest}"
         broken = server.healthy(server.tag_path)
         broken.body += b" "

@@ -15,6 +15,7 @@ from airflow_slurm_images.triggers.registry import OciTagTrigger
 from tests.cluster.http_servers import Reply
 from tests.cluster.misbehaving_registry import (
     CONFIG,
+    INDEX,
     LAYER,
     MANIFEST,
     REPOSITORY,
@@ -25,7 +26,6 @@ from tests.cluster.misbehaving_registry import (
 )
 
 INTERVAL = 0.05
-INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 class Store:

@@ -11,6 +11,7 @@ from airflow_slurm_images.core import failures
 from tests.cluster.http_servers import Reply, Request
 from tests.cluster.misbehaving_registry import (
     CONFIG,
+    INDEX,
     LAYER,
     MANIFEST,
     REPOSITORY,
@@ -23,7 +24,6 @@ from tests.cluster.misbehaving_registry import (
 
 from .login import LocalCluster, Outcome, import_request
 
-INDEX = "application/vnd.oci.image.index.v1+json"
 HERE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 OTHER = {"amd64": "arm64", "arm64": "amd64"}[HERE]
 LAYERS = ["sha256:" + 64 * digit for digit in "12"]

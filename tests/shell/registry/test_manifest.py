@@ -9,9 +9,9 @@ import pytest
 
 from airflow_slurm_images.core.image_facts import static_facts
 from tests.cluster.http_servers import Reply
-from tests.cluster.misbehaving_registry import CONFIG, LAYER, MANIFEST, REPOSITORY, BadReply, document
+from tests.cluster.misbehaving_registry import CONFIG, INDEX, LAYER, MANIFEST, REPOSITORY, BadReply, document
 from tests.shell.fake_slurm.login import LocalCluster
-from tests.shell.fake_slurm.registry import HERE, INDEX, LAYERS, OTHER, Registry, entry, imported, refused, run
+from tests.shell.fake_slurm.registry import HERE, LAYERS, OTHER, Registry, entry, imported, refused, run
 
 
 def test_the_manifest_of_a_single_image_is_compared_and_imported(cluster: LocalCluster, registry: Registry) -> None:

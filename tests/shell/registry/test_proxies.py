@@ -25,7 +25,6 @@ def secure(tmp_path: Path, cluster: LocalCluster) -> Iterator[Registry]:
     certificate = certificates.server("registry", ca).write(tmp_path, "registry")
     cluster.profile["environment"] = {"CURL_CA_BUNDLE": str(ca.write(tmp_path, "ca")[0])}
     with Registry(certificate) as server:
-        assert isinstance(server, Registry)
         server.challenge, server.accepted = 'Basic realm="x"', basic()
         yield server
 

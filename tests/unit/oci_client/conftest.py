@@ -29,7 +29,6 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def registry() -> Iterator[MisbehavingRegistry]:
     with MisbehavingRegistry() as server:
-        assert isinstance(server, MisbehavingRegistry)
         yield server
 
 
@@ -37,7 +36,6 @@ def registry() -> Iterator[MisbehavingRegistry]:
 def elsewhere() -> Iterator[MisbehavingRegistry]:
     """Another host: same machine, another name and port."""
     with MisbehavingRegistry() as server:
-        assert isinstance(server, MisbehavingRegistry)
         yield server
 
 
@@ -47,7 +45,6 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Misbehav
     ca = certificates.authority("private CA of the test")
     monkeypatch.setenv("SSL_CERT_FILE", str(ca.write(tmp_path, "ca")[0]))
     with MisbehavingRegistry(certificates.server("registry", ca).write(tmp_path, "registry")) as server:
-        assert isinstance(server, MisbehavingRegistry)
         yield server
 
 
